@@ -97,10 +97,18 @@ def _rows_numpy(
         )
     else:
         source = np.lib.stride_tricks.sliding_window_view(tokens, width)[starts]
-    np.copyto(inputs, source[:, :seq_len])
-    np.copyto(labels, source[:, label_shift:])
+    widen_rows(source, inputs, labels, label_shift)
     if limit is not None and bad is not None:
         _row.count_bad(source, limit, bad)
+
+
+def widen_rows(source: NDArray[Any], inputs: NDArray[Any], labels: NDArray[Any], label_shift: int) -> None:
+    """Fill inputs and labels (R, T) from the rows of `source` (R, T + label_shift), all NumPy. Releases the GIL.
+
+    What `rows` does without its checks.
+    """
+    np.copyto(inputs, source[:, : inputs.shape[1]])
+    np.copyto(labels, source[:, label_shift:])
 
 
 def _rows_cupy(

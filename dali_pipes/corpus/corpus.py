@@ -46,6 +46,7 @@ from dali_pipes.storage.retries import current_retries
 from dali_pipes.uris import FilePath
 
 _GOLDEN = (5**0.5 - 1) / 2
+_NO_ROWS: Final = np.zeros(0, np.int64)
 
 
 class TokenLocation(NamedTuple):
@@ -284,7 +285,7 @@ class Corpus(ShownAsTable):
         positions, length = _integers("starts", starts, len(out)), out.shape[1]
         rest = None
         if self._as_stored is not None and self._blocks is None and positions.size and length:
-            self._check_range(int(positions.min()), int(positions.max()), length)
+            self._check_range(int(np.minimum.reduce(positions)), int(np.maximum.reduce(positions)), length)
             rest = self._read_whole_rows(self._as_stored.raw, positions, out)
             if not len(rest):
                 return
@@ -292,6 +293,21 @@ class Corpus(ShownAsTable):
         lengths = np.full(len(positions), length)
         targets = lengths.cumsum() - lengths if rest is None else rest * length
         self._read(positions, lengths, targets, out.reshape(-1))
+
+    def gathered_rows(self, starts: Int64Array, length: int) -> npt.NDArray[Any] | None:
+        """The rows that `read_rows` reads, in a new array (R, length), where one step copies all of them from a map.
+
+        None where they have to be read. Blocks; raises as `read_rows`.
+        """
+        raw = None if self._as_stored is None or self._blocks is not None else self._as_stored.raw
+        if not isinstance(raw, MappedReads) or len(self._first_bytes) > 1 or not len(starts):
+            return None
+        self._check_range(int(np.minimum.reduce(starts)), int(np.maximum.reduce(starts)), length)
+        width = self.dtype.itemsize
+        offsets = starts * width
+        offsets += int(self._first_bytes[0])
+        rows = raw.gathered(int(self._file_numbers[0]), offsets, length * width)
+        return None if rows is None else rows.view(self.dtype)
 
     def read_pieces(self, starts: Int64Array, lengths: Int64Array, targets: Int64Array, out: npt.NDArray[Any]) -> None:
         """Put the `lengths[p]` ids from position starts[p] at out[targets[p]]. Otherwise as `read_rows`.
@@ -391,7 +407,8 @@ class Corpus(ShownAsTable):
             )
 
     def _check_out(self, out: npt.NDArray[Any], axes: int) -> None:
-        if out.ndim != axes or out.dtype != self.dtype or not out.flags.c_contiguous or not out.flags.writeable:
+        flags = out.flags
+        if out.ndim != axes or out.dtype != self.dtype or not flags.c_contiguous or not flags.writeable:
             raise ValueError(
                 f"out: shape {out.shape}, {out.dtype}, C-contiguous {out.flags.c_contiguous}, writeable "
                 f"{out.flags.writeable}; expected ({'rows, ' if axes == 2 else ''}tokens), {self.dtype}, C-contiguous, "
@@ -424,7 +441,7 @@ class Corpus(ShownAsTable):
     def _read_whole_rows(self, raw: RawReads | MappedReads, positions: Int64Array, out: npt.NDArray[Any]) -> Int64Array:
         """Read the rows of `out` that are in one extent each; the numbers of the others."""
         places: Int64Array | slice = slice(None)
-        width, crossing = out.itemsize, np.zeros(0, np.int64)
+        width, crossing = out.itemsize, _NO_ROWS
         if len(self._first_bytes) == 1:
             raw.read_rows(out, places, int(self._file_numbers[0]), int(self._first_bytes[0]) + positions * width)
             return crossing
@@ -568,6 +585,8 @@ class Corpus(ShownAsTable):
 
 
 def _integers(name: str, values: Sequence[int] | npt.NDArray[Any], count: int) -> Int64Array:
+    if type(values) is np.ndarray and values.dtype == np.int64 and values.shape == (count,):
+        return values
     array = np.asarray(values)
     if array.shape != (count,) or (array.size and array.dtype.kind not in "iu"):
         raise ValueError(f"{name}: shape {array.shape}, {array.dtype}; expected ({count},), integers")

@@ -173,7 +173,7 @@ class BlockSource:
         if self._keeps_blocks:
             self._taken[info.iteration] = block
         if last_at is not None:
-            self.autotune.add(begin - asked, asked - last_at)
+            self.autotune.add(begin - asked, asked - last_at, slot.cpu_share)
         self._delivered_at = time.perf_counter()
         return tuple(arrays[name] for name in self.arrays)
 
@@ -318,6 +318,7 @@ class BlockSource:
             self._free.append(slot)
 
     def _prepare(self, steps: StepRange, slot: Slot | None) -> tuple[Slot, Block]:
+        began, began_cpu = time.perf_counter(), time.thread_time()
         slot = self.placement.new_slot(self._max_rows) if slot is None else slot
         slot.steps = steps
         times = BlockTimes(blocks=1)
@@ -334,13 +335,14 @@ class BlockSource:
         if self._cut is not None:
             begin = time.perf_counter()
             with self._ranges.around("batches"):
-                cut = self._cut(batches._replace(arrays=slot.fields))
+                cut = self._cut(Batches(slot.fields, *batches[1:]))
             slot.fields = {}
             times.kernels_s += time.perf_counter() - begin
         if slot.plan is not None:
             with self._ranges.around("plan"):
                 self._planned.plan_next(slot.plan)
         self._own_times().add(times)
+        slot.cpu_share = (time.thread_time() - began_cpu) / (time.perf_counter() - began)
         return slot, Block(batches, cut)
 
     def _batches(self, steps: StepRange, plan: Plan | None) -> Batches:

@@ -4,6 +4,7 @@
     a window        some blocks, and at least half a second: which share of it did the trainer wait?
     too much        twice the threads and blocks ahead, and another window once the blocks on their way have come
     no gain         back, and no further attempt until the trainer waits for twice that share
+    CPUs in use     no attempt: threads that do not wait for a disk gain nothing where each CPU has one
 
 Only what is "auto" changes. Nothing here has a clock or a thread: the block source says how long it waited.
 """
@@ -28,6 +29,9 @@ MUCH_WAIT = 0.01
 """Share of the time that the trainer waits for blocks, above which more threads are tried."""
 GAIN = 1.1
 """By what factor more blocks must come in a second for more threads to stay."""
+BUSY = 0.4
+"""Share of the time in which threads made blocks that they were on a CPU, from which on they do not wait for a disk.
+Where the rest is waiting for the interpreter lock, more threads wait longer, and their blocks leave the caches."""
 _NOISE = 0.95
 """A step that takes a little longer is no reason to go back, if the trainer waits for less than half of what it did."""
 _CALM_WINDOWS = 20
@@ -80,11 +84,12 @@ class Autotune:
 
     rungs:          the settings; the first is used at the start, and a single one is never changed
     adapts_threads: whether they differ in threads, or would if more were allowed
+    cpus:           of this rank
     is_direct:      blocks wait where they were read; else in DALI's queue, which has its own depth
     """
 
-    def __init__(self, rungs: Sequence[ReadAhead], *, adapts_threads: bool, is_direct: bool) -> None:
-        self._rungs, self._adapts_threads, self._is_direct = rungs, adapts_threads, is_direct
+    def __init__(self, rungs: Sequence[ReadAhead], *, adapts_threads: bool, cpus: int, is_direct: bool) -> None:
+        self._rungs, self._adapts_threads, self._cpus, self._is_direct = rungs, adapts_threads, cpus, is_direct
         self._rung = 0
         self.changes: tuple[ReadAheadChange, ...] = ()
         """The last ones, oldest first."""
@@ -92,6 +97,7 @@ class Autotune:
         self._before: Window | None = None  # the last attempt, if that is not yet judged
         self._futile_share: float | None = None  # that was waited before an attempt that gained nothing
         self._calm_windows = 0
+        self._is_busy = False  # in the last window more threads could not have helped
         self.restart()
 
     @property
@@ -114,6 +120,8 @@ class Autotune:
         """What may come: see `LoaderStats.autotune`."""
         if not self._adapts_threads:
             return "fixed"
+        if self._is_busy:
+            return "no gain"
         if self._before is not None or (self._futile_share is None and self._rung + 1 < len(self._rungs)):
             return "adapting"
         return "at limit" if self.now.num_threads == self._rungs[-1].num_threads else "no gain"
@@ -123,8 +131,11 @@ class Autotune:
         self._passing = self.blocks + 1
         self._clear()
 
-    def add(self, wait_s: float, work_s: float) -> None:
-        """A block has been handed out, for which the trainer waited, after so much work since the one before it."""
+    def add(self, wait_s: float, work_s: float, cpu_share: float = 0.0) -> None:
+        """A block has been handed out, for which the trainer waited, after so much work since the one before it.
+
+        cpu_share: of the time that it took to make the block, when the thread was on a CPU
+        """
         if len(self._rungs) == 1:
             return
         self._run_s += wait_s + work_s
@@ -133,20 +144,22 @@ class Autotune:
             return
         self._wait_s += wait_s
         self._works_s.append(work_s)
+        self._cpu_shares += cpu_share
         self._window_s += wait_s + work_s
         blocks, round_blocks = len(self._works_s), min(self.now.num_threads, MOST_AUTO_THREADS)
         if self._window_s < WINDOW_S or blocks < _ROUNDS * round_blocks or blocks % round_blocks:
             return
-        window = Window.of(self._wait_s, self._works_s, round_blocks)
+        window, cpu_share = Window.of(self._wait_s, self._works_s, round_blocks), self._cpu_shares / blocks
         self._clear()
-        self._judge(window)
+        self._judge(window, is_busy=cpu_share >= BUSY and self.now.num_threads >= self._cpus)
 
     def _clear(self) -> None:
-        self._wait_s = self._window_s = 0.0
+        self._wait_s = self._window_s = self._cpu_shares = 0.0
         self._works_s: list[float] = []
 
-    def _judge(self, window: Window) -> None:
+    def _judge(self, window: Window, *, is_busy: bool) -> None:
         before, self._before = self._before, None
+        self._is_busy = is_busy and window.share >= MUCH_WAIT
         if before is not None and not window.is_better(before):
             self._futile_share = before.share
             self._move(-1, f"no gain: {window.rate:.3g} blocks a second, {before.rate:.3g} before")
@@ -157,6 +170,8 @@ class Autotune:
                 self._futile_share = None
             return
         self._calm_windows = 0
+        if is_busy:
+            return
         if self._rung + 1 < len(self._rungs) and window.share >= 2 * (self._futile_share or 0.0):
             self._futile_share, self._before = None, window
             self._move(1, f"waited {window.share:.1%} of {window.seconds:.1f} s")
@@ -192,7 +207,7 @@ def choose_read_ahead(
         )
     )
     found = rungs(first, most, MOST_AHEAD_BYTES // block_bytes, is_direct=is_direct)
-    return Autotune(found, adapts_threads=config.num_threads == "auto", is_direct=is_direct)
+    return Autotune(found, adapts_threads=config.num_threads == "auto", cpus=cpus, is_direct=is_direct)
 
 
 def rungs(first: ReadAhead, most: ReadAhead, most_blocks: int, *, is_direct: bool) -> list[ReadAhead]:

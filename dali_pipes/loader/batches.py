@@ -171,6 +171,9 @@ def cut(array: Any, sizes: Sequence[int], device: int | None) -> list[torch.Tens
     """Tensors over parts of an array, of `sizes` in its first axis; each holds the array as long as a view lives."""
     if len(sizes) == 1:
         return [torch.from_numpy(array) if device is None else on_gpu(array, device)]
+    size, count = sizes[0], len(sizes)
+    if device is None and sizes.count(size) == count and size * count == len(array):
+        return list(map(torch.from_numpy, array.reshape(count, size, *array.shape[1:])))
     parts = [array[end - size : end] for size, end in zip(sizes, itertools.accumulate(sizes), strict=True)]
     return [torch.from_numpy(part) if device is None else on_gpu(part, device) for part in parts]
 

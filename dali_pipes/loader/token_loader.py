@@ -599,8 +599,9 @@ class TokenLoader(DatasetGuards, ShownAsTable):
         self._handout.stop()
         if begin_s is None:
             return
-        (consumed, begun), last, counts = self._standing(), self._last, self._counts()
-        self._consumed, self._begun, self._last_block = consumed, begun, last
+        taken = self._taken
+        (consumed, begun), counts = self._standing_after(taken), self._counts()
+        self._consumed, self._begun, self._last_block = consumed, begun, taken or self._last_block
         # In one step, or an interrupt could count the block twice.
         self._wall_s, self._counted = self._wall_s + (now - begin_s), (*counts, None)
 
@@ -654,7 +655,9 @@ class TokenLoader(DatasetGuards, ShownAsTable):
         return self._standing()[1]
 
     def _standing(self) -> tuple[Position, bool]:
-        taken = self._taken
+        return self._standing_after(self._taken)
+
+    def _standing_after(self, taken: tuple[StepRange, int] | None) -> tuple[Position, bool]:
         if taken is None:
             return self._consumed, self._begun
         steps, count = taken

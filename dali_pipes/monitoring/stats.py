@@ -67,8 +67,11 @@ class BlockTimes:
 
     def add(self, other: "BlockTimes") -> None:
         """Add the times of another thread."""
-        for name, value in vars(other).items():
-            setattr(self, name, getattr(self, name) + value)
+        self.blocks += other.blocks
+        self.plan_s += other.plan_s
+        self.read_s += other.read_s
+        self.kernels_s += other.kernels_s
+        self.wait_s += other.wait_s
 
 
 @dataclass(frozen=True)
@@ -189,7 +192,7 @@ class LoaderStats(ShownAsTable):
     """Blocks to have ready now, apart from those that threads work on."""
     autotune: AutotuneState = "fixed"
     """Whether the number of threads adapts: "fixed" if it was set; "adapting" if it grows while the trainer waits;
-    "no gain" if more threads did not help; "at limit" if it does not grow further."""
+    "no gain" if more threads did not help, or could not; "at limit" if it does not grow further."""
     changes: tuple[ReadAheadChange, ...] = ()
     """The last changes of threads and depth, oldest first."""
     numa_node: str | None = None

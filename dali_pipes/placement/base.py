@@ -31,6 +31,8 @@ class Slot:
     """Rows of the block, where the placement wants them planned."""
     num_pieces: int = 0
     """In all rows of the block, where they are put together from pieces."""
+    cpu_share: float = 0.0
+    """Of the time that it took to read the block, when the thread was on a CPU."""
 
 
 class Placement(Protocol):

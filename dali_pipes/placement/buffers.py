@@ -47,8 +47,11 @@ class Buffers:
 
     MOST_FREE = 8
     """Free pieces kept; what a consumer held beyond that goes back to the system."""
+    WINDOW = 128
+    """Pieces that were free during so many calls go back, too, as when fewer blocks are read ahead than before."""
 
     def __init__(self) -> None:
+        self._spare, self._calls = self.MOST_FREE, 0  # in this window: pieces that were free at every call, and calls
         self._free: list[Bytes] = []
         self._used: dict[int, _BufferOf] = {}
         self._dropped: deque[_BufferOf] = deque()
@@ -64,6 +67,7 @@ class Buffers:
             buffer = self._free.pop()
         except IndexError:
             buffer = None
+        self._give_up_spare()
         if buffer is None or len(buffer) < size:
             unaligned = np.empty(size + _ALIGNED, np.uint8)
             buffer = unaligned[-unaligned.ctypes.data % _ALIGNED :]
@@ -76,6 +80,13 @@ class Buffers:
         reference.buffer = buffer
         self._used[id(reference)] = reference
         return whole
+
+    def _give_up_spare(self) -> None:
+        self._spare = min(self._spare, len(self._free))
+        self._calls += 1
+        if self._calls >= self.WINDOW:
+            del self._free[: self._spare]  # the ones at the front have waited longest
+            self._spare, self._calls = self.MOST_FREE, 0
 
     def _take_back(self) -> None:
         while True:

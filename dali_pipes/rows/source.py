@@ -61,6 +61,15 @@ class Source:
                     array[gap] = 0
                 reader.read_pieces(*reads, array)
 
+    def gathered(self, rows: Rows) -> npt.NDArray[Any] | None:
+        """Rows that are runs of tokens, in a new array (R, row_tokens), where one step copies all of them.
+
+        None where they have to be read. Blocks; raises what `Corpus.read_rows` does.
+        """
+        if not isinstance(self.corpus, Corpus):
+            return None
+        return self.corpus.gathered_rows(rows.starts, self.rows.row_tokens)
+
     def read_span(self, begin: int, tokens: npt.NDArray[Any], *, of_loss_mask: bool = False) -> None:
         """Fill `tokens` (N,) with the ids, or entries of the loss mask, from position `begin` on. Blocks."""
         reader = self.corpus.loss_mask if of_loss_mask else self.corpus

@@ -83,15 +83,15 @@ class Plan:
             sizes = self.sizes[first:end_step]
             begin = int(self.sizes[:first].sum())
             end = begin + int(sizes.sum())
-        pieces = None if self.pieces is None else some_rows(self.pieces, begin, end)
+        starts, pieces, sources, passes, fim = self.rows
         widths = None if self.widths is None else self.widths[begin:end]
-        sources, passes = (
-            None if column is None else column[begin:end] for column in (self.rows.sources, self.rows.passes)
-        )
-        fim = self.rows.fim
-        if fim is not None and self.pieces is not None:
-            fim = fim.chosen(slice(*self.pieces.row_offsets[[begin, end]].tolist()))
-        rows = Rows(self.starts[begin:end], pieces, sources, passes, fim)
+        sources = None if sources is None else sources[begin:end]
+        passes = None if passes is None else passes[begin:end]
+        if pieces is not None:
+            if fim is not None:
+                fim = fim.chosen(slice(*pieces.row_offsets[[begin, end]].tolist()))
+            pieces = some_rows(pieces, begin, end)
+        rows = Rows(starts[begin:end], pieces, sources, passes, fim)
         return Plan(steps, self.row_ids[begin:end], rows, widths, sizes)
 
     def batch_of(self, row: int, batch_size: int) -> int:

@@ -210,10 +210,14 @@ class Steps:
 
     def after(self, steps: StepRange, count: int) -> Position:
         """The place after the first `count` steps of a range, at least one."""
-        end = steps.first_step + count
+        step_rows = self.global_rows
+        rows = steps.base + (steps.first_step + count) * step_rows
         if count < steps.num_steps:
-            return Position(steps.epoch, steps.base + end * self.global_rows)
-        return self.normalize(Position(steps.epoch, self.rows_after(steps.base, end - 1, steps.epoch)))
+            return Position(steps.epoch, rows)
+        known = self.rows_known(steps.epoch, rows + step_rows)
+        if known >= rows + step_rows and not self.skip_steps:  # another whole step, as nearly always
+            return Position(steps.epoch, rows)
+        return self.normalize(Position(steps.epoch, min(rows, known)))
 
     def next_epoch(self, epoch: int) -> Position:
         """Where the next epoch that has a step begins."""

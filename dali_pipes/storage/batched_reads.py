@@ -23,6 +23,9 @@ from dali_pipes.storage.object_file import ObjectFile, read_together
 
 Int64Array: TypeAlias = npt.NDArray[np.int64]
 
+_WHOLE: Int64Array = np.zeros(0, np.int64)
+"""Of reads that gave what they were asked for, as nearly always."""
+
 _FEWEST_FOR_BATCH = 8  # with fewer rows a call for each is cheaper than one call for all
 
 
@@ -71,8 +74,8 @@ class RawReads:
             results = self._batch(reader, address + targets[part], sizes[part], numbers[part], offsets[part])
             if results is None:
                 break
-            wrong = np.flatnonzero(results != sizes[part])
-            if len(wrong):
+            if results is not _WHOLE:
+                wrong = np.flatnonzero(results != sizes[part])
                 at = begin + wrong
                 self._again(view, targets[at], sizes[at], numbers[at], offsets[at], results[wrong])
             begin = part.stop
@@ -114,7 +117,7 @@ class RawReads:
             results = self._batch(reader, addresses[part], size, files, offsets[part])
             if results is None:
                 return False
-            if (results == size).all():
+            if results is _WHOLE:
                 continue
             wrong = np.flatnonzero(results != size)
             targets = np.arange(len(out))[places][part][wrong] * size
@@ -130,12 +133,17 @@ class RawReads:
         numbers: npt.NDArray[Any] | int,
         offsets: Int64Array,
     ) -> Int64Array | None:
-        """What each read gave, or None if they have to be done file by file."""
-        different = [numbers] if isinstance(numbers, int) else np.flatnonzero(np.bincount(numbers)).tolist()
-        if len(different) > self._pool.limit:
-            return None
+        """What each read gave, or `_WHOLE`; None if they have to be done file by file."""
         try:
-            files = self._pool.acquire_all(different)  # held while being read
+            if isinstance(numbers, int):
+                file = self._pool.acquire(numbers)  # held while being read, as those below
+                if not isinstance(file, LocalFile):
+                    return None
+                return self._read(reader, file.descriptor, addresses, sizes, offsets)
+            different = np.flatnonzero(np.bincount(numbers)).tolist()
+            if len(different) > self._pool.limit:
+                return None
+            files = self._pool.acquire_all(different)
             local = [file.descriptor for file in files if isinstance(file, LocalFile)]
             if len(local) < len(files):
                 return None
@@ -161,7 +169,9 @@ class RawReads:
         sizes: Int64Array | int,
         offsets: Int64Array,
     ) -> Int64Array:
-        """As `BatchReader.read`, but a disk is asked for all pieces that are not in memory before one is waited for."""
+        """As `BatchReader.read`, or `_WHOLE`, but a disk is asked for all pieces that are not in memory before one is
+        waited for.
+        """
         if not self._without_waiting:
             return reader.read(descriptors, addresses, sizes, offsets)
         try:
@@ -171,8 +181,8 @@ class RawReads:
                 raise
             self._without_waiting = False  # a file system, or a kernel, that cannot
             return reader.read(descriptors, addresses, sizes, offsets)
-        if (results == sizes).all():
-            return results
+        if not np.count_nonzero(results != sizes):
+            return _WHOLE
         cold = np.flatnonzero((results == -errno.EAGAIN) | ((results >= 0) & (results < sizes)))
         if len(cold):
             results = results.copy()  # the next call uses the memory again

@@ -20,6 +20,9 @@ Bytes = npt.NDArray[np.uint8]
 _PART_BYTES = 1 << 17
 """Bytes gathered at a time, through memory that stays in the core's own cache."""
 
+_MOST_GATHERED = 1 << 21
+"""Bytes in new memory: more may go back to the system when it is freed, to be cleared for the next rows."""
+
 
 class MappedReads:
     """Reads from the files of a pool. Safe for several threads."""
@@ -52,6 +55,15 @@ class MappedReads:
             return
         self.read(*as_pieces(out, places, numbers, offsets))
 
+    def gathered(self, number: int, offsets: Int64Array, size: int) -> Bytes | None:
+        """The `size` bytes from each of the `offsets` (R,) of one file, in a new array (R, size), in one step.
+
+        None where that would be large, and for a file that is not local. Otherwise as `RawReads.read_rows`.
+        """
+        if len(offsets) * size > _MOST_GATHERED or not isinstance(file := self._pool.acquire(number), LocalFile):
+            return None
+        return _windows(file.mapped(), size)[offsets]
+
 
 def _copy(source: Bytes, begins: Int64Array, sizes: Int64Array, places: Int64Array, out: Bytes) -> None:
     size = int(sizes[0])
@@ -68,8 +80,11 @@ def _copy(source: Bytes, begins: Int64Array, sizes: Int64Array, places: Int64Arr
 def _gather(source: Bytes, begins: Int64Array, rows: Bytes) -> None:
     """Copy the bytes from each of `begins` (R,) to the rows of `rows` (R, L), which is a view."""
     size = rows.shape[1]
-    assert int(begins.max()) + size <= len(source), "positions were checked against the size of the file"
-    windows = np.ndarray((len(source) - size + 1, size), np.uint8, source, strides=(1, 1))
-    part = max(1, _PART_BYTES // size)
+    windows, part = _windows(source, size), max(1, _PART_BYTES // size)
     for first in range(0, len(begins), part):
         rows[first : first + part] = windows[begins[first : first + part]]
+
+
+def _windows(source: Bytes, size: int) -> Bytes:
+    """The `size` bytes from each byte on: a view, (N, size). An index past the end is an IndexError."""
+    return np.ndarray((len(source) - size + 1, size), np.uint8, source, strides=(1, 1))

@@ -34,11 +34,11 @@ class Wandering(Autotune):
     """Changes its mind after any block."""
 
     def __init__(self, seed: int, *, is_direct: bool) -> None:
-        super().__init__(FIVE, adapts_threads=True, is_direct=is_direct)
+        super().__init__(FIVE, adapts_threads=True, cpus=2, is_direct=is_direct)
         self.draw, self.used = random.Random(seed), Counter[ReadAhead]()
 
-    def add(self, wait_s: float, work_s: float) -> None:
-        assert min(wait_s, work_s) >= 0.0
+    def add(self, wait_s: float, work_s: float, cpu_share: float = 0.0) -> None:
+        assert min(wait_s, work_s, cpu_share) >= 0.0
         self.used[self.now] += 1
         if self.draw.random() < 0.3:
             self._rung = self.draw.randrange(len(FIVE))
@@ -112,7 +112,7 @@ def test_a_slow_disk_gets_more_threads_until_nobody_waits(
     corpus = counting(4001)
     add = Autotune.add
 
-    def modelled(tune: Autotune, wait_s: float, work_s: float) -> None:
+    def modelled(tune: Autotune, wait_s: float, work_s: float, cpu_share: float) -> None:
         add(tune, max(0.0, 0.02 / tune.now.num_threads - 0.004), 0.004)
 
     loader = load(corpus, batch_size=2, seq_len=T, batches_per_run=1, engine="direct", repeat=True)

@@ -16,6 +16,7 @@ from profiles import examples
 
 from dali_pipes import LoaderConfig
 from dali_pipes.engine.read_ahead import (
+    BUSY,
     MOST_AHEAD_BYTES,
     MOST_AUTO_DEPTH,
     MOST_AUTO_THREADS,
@@ -188,6 +189,27 @@ def test_no_more_threads_where_they_gain_nothing(
     assert tune.now == first
     assert tune.state == "no gain"
     assert [change.after > change.before for change in tune.changes] == [True, False]
+
+
+@given(
+    cpus=st.integers(1, 16),
+    busy=st.floats(BUSY + 0.01, 1.0),
+    idle=st.floats(0.0, BUSY - 0.01),
+    work_s=st.floats(0.0, 0.01),
+)
+def test_no_attempt_while_each_cpu_has_a_thread_that_does_not_wait_for_a_disk(
+    cpus: int, busy: float, idle: float, work_s: float
+) -> None:
+    tune = tuned(cpus)
+    for _ in range(2_000):
+        tune.add(0.01, work_s, busy)
+    assert cpus > 2 or tune.changes == ()
+    assert all(change.before.num_threads < cpus for change in tune.changes if change.after > change.before)
+    assert cpus > 2 or tune.state == "no gain"
+    changes = len(tune.changes)
+    for _ in range(2_000):
+        tune.add(0.01, work_s, idle)  # a part of the corpus that is not in memory
+    assert cpus > 2 or len(tune.changes) > changes
 
 
 def test_a_trainer_that_never_waits_changes_nothing() -> None:

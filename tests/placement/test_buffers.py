@@ -66,6 +66,25 @@ def test_more_than_some_free_pieces_go_back_to_the_system() -> None:
     assert len(buffers._free) < Buffers.MOST_FREE + 1
 
 
+@given(held=st.integers(1, 5), more=st.integers(0, 8))
+def test_pieces_that_nobody_needs_for_a_while_go_back(held: int, more: int) -> None:
+    """As after a time in which a consumer, or more reader threads, held `more` of them."""
+    buffers = Buffers()
+    first = [buffers.take(LAYOUT) for _ in range(held + more)]
+    places = [min(addresses(arrays)) for arrays in first]
+    del first
+    used: set[int] = set()
+    for turn in range(3 * Buffers.WINDOW):
+        arrays = [buffers.take(LAYOUT) for _ in range(held)]
+        if turn >= Buffers.WINDOW:
+            used |= {min(addresses(one)) for one in arrays}
+        del arrays
+    buffers.take(LAYOUT)
+    assert len(buffers._free) + len(buffers._used) == held
+    assert len(used) == held
+    assert used <= set(places)
+
+
 def test_a_larger_group_gets_memory_of_its_size() -> None:
     buffers = Buffers()
     buffers.take(layout_of({"a": ((10,), np.dtype(np.int64))}))

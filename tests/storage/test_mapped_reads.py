@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dali_pipes import TokenLoader
 from dali_pipes.corpus import open_corpus
-from dali_pipes.errors import CorpusReadError
+from dali_pipes.errors import CorpusError, CorpusReadError
 
 
 @given(data=st.data())
@@ -36,6 +36,52 @@ def test_equals_the_files(tmp_path_factory: pytest.TempPathFactory, data: st.Dat
     for start, one, target in zip(starts, lengths, targets, strict=True):
         expected[target : target + one] = tokens[start : start + one]
     assert out.tolist() == expected.tolist()
+
+
+@given(data=st.data())
+def test_rows_in_one_step_equal_rows_that_are_read(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    """Of one file in this machine's byte order; others have to be read."""
+    count, length = data.draw(st.integers(1, 80)), data.draw(st.integers(1, 20))
+    dtype, files = data.draw(st.sampled_from(["<u2", ">u2", "<u4", "<i8", "<u8"])), data.draw(st.integers(1, 2))
+    path = tmp_path_factory.mktemp("data")
+    for number in range(files):
+        np.save(path / f"{number}.npy", (np.arange(count) * 3).astype(dtype))
+    starts = np.array(data.draw(st.lists(st.integers(-1, files * count), min_size=1, max_size=12)))
+    with open_corpus(path, reads="mapped") as corpus, open_corpus(path) as read:
+        if files > 1 or dtype in (">u2", "<u8"):
+            assert corpus.gathered_rows(starts, length) is None
+        elif starts.min() < 0 or starts.max() + length > count:
+            with pytest.raises(CorpusError, match=f"{count:,} tokens"):
+                corpus.gathered_rows(starts, length)
+        else:
+            out = np.empty((len(starts), length), read.dtype)
+            read.read_rows(starts, out)
+            rows = corpus.gathered_rows(starts, length)
+            assert rows is not None
+            assert (rows.dtype, rows.tolist()) == (out.dtype, out.tolist())
+        assert read.gathered_rows(starts, length) is None
+
+
+@pytest.mark.parametrize(("files", "most_gathered"), [(1, 1 << 21), (1, 0), (3, 1 << 21)])
+@pytest.mark.parametrize("more", [{}, {"label_shift": False, "index_dtype": "int32"}, {"engine": "dali"}])
+def test_a_loader_hands_out_the_same_windows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: int, most_gathered: int, more: dict[str, Any]
+) -> None:
+    """With padding rows at the end: rank 1 has fewer rows in the last step."""
+    monkeypatch.setattr("dali_pipes.storage.mapped_reads._MOST_GATHERED", most_gathered)
+    ids = np.random.default_rng(3).integers(1, 90, 990).astype(np.uint16)
+    for number, part in enumerate(np.array_split(ids, files)):
+        part.tofile(tmp_path / f"{number}.bin")
+    common: dict[str, Any] = {"batch_size": 4, "seq_len": 16, "device": "cpu", "quiet": True, "drop_last": False}
+    common |= {"rank": 1, "world_size": 2, "outputs": ("input_ids", "labels", "row_ids"), **more}
+    streams = []
+    for reads in ("calls", "mapped"):
+        with TokenLoader(tmp_path, dtype="uint16", reads=reads, **common) as loader:
+            streams.append([{name: tensor.tolist() for name, tensor in batch.items()} for batch in loader])
+    assert streams[0] == streams[1]
+    assert -1 in streams[0][-1]["row_ids"]
 
 
 @pytest.mark.parametrize("rows", ["stream", "pack", "pad"])

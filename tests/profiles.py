@@ -4,7 +4,7 @@ from hypothesis import settings
 
 USUAL = 30
 """What `examples` counts by: a test that does not say how many examples it draws takes this many."""
-PROFILES = {"quick": 16, "fast": 10, "thorough": 200}
+PROFILES = {"quick": 12, "fast": 10, "thorough": 200}
 
 
 def examples(count: int) -> int:

@@ -253,7 +253,7 @@ INTERRUPTS = {
 
 @pytest.fixture(scope="module")
 def ended(run_scenarios: Callable[..., dict[str, Any]]) -> dict[str, Any]:
-    return run_scenarios(PREAMBLE + "STEP = 37\n", {**FORKS, **INTERRUPTS})
+    return run_scenarios(PREAMBLE + "STEP = 61\n", {**FORKS, **INTERRUPTS})
 
 
 @pytest.mark.parametrize("name", [*FORKS, *INTERRUPTS])

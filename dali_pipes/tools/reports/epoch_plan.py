@@ -25,7 +25,7 @@ def plan_epoch(config: LoaderConfig, epoch: int, source: str | None = None) -> P
         if name in reports:
             return reports[name].report(epoch)
         if not reports:
-            raise ConfigError('plan applies to rows = "pack" and rows = "pad", but rows = "stream"')
+            raise ConfigError('plan requires rows made from documents: set rows = "pack" or "pad"; found rows = "stream"')
         if config.mixture is None:
             raise ConfigError(f"--source {source}: this configuration reads one corpus; remove --source")
         given = "plan of a mixture needs --source" if source is None else f"--source {source}"
@@ -36,7 +36,7 @@ def check_plot(config: LoaderConfig) -> None:
     """Raise `ConfigError` where there is nothing to draw."""
     if config.balance is None:
         raise ConfigError(
-            '--plot draws how evenly ranks share the cost of a step, which balance = "cost" plans; set it, or remove '
+            '--plot draws how evenly ranks share the cost of steps, which requires balance = "cost"; set it, or remove '
             "--plot"
         )
 

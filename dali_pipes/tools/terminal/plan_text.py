@@ -2,7 +2,7 @@
 
 from rich.text import Text
 
-from dali_pipes.rows.document_rows import PlanReport
+from dali_pipes.rows.plan_report import PlanReport
 from dali_pipes.rows.step_costs import EVEN
 from dali_pipes.tools.terminal.console import output
 

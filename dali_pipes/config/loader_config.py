@@ -43,8 +43,18 @@ from dali_pipes.config.mixture import (
     check_stages,
     parse_sources,
 )
+from dali_pipes.config.objective_checks import (
+    Ids,
+    check_fim,
+    check_ids,
+    check_mlm,
+    check_spans,
+    require_kinds,
+    require_noisy_ids,
+    require_one_goldfish,
+    require_shared_functions,
+)
 from dali_pipes.config.objectives import (
-    FEWEST_FIM_POSITIONS,
     Fim,
     Goldfish,
     Mlm,
@@ -621,85 +631,25 @@ class LoaderConfig(BaseModel):
 
     def _check_objective(self) -> None:
         """What goes with `objective` and what does not."""
-        kinds = {entry.kind for entries in self._of_sources for entry in entries}
-        for name in self.outputs:
-            needed = OUTPUTS[name].needs_objective if name in OUTPUTS else ""
-            if needed and needed not in kinds:
-                raise ValueError(
-                    f'outputs: {name} requires an objective with kind = "{needed}", found '
-                    f"{', '.join(sorted(kinds)) or 'none'}; add the objective, or remove {name}"
-                )
+        require_kinds(self.outputs, {entry.kind for entries in self._of_sources for entry in entries})
         own = {name: source.objective for name, source in (self.mixture or {}).items() if source.objective is not None}
-        users = [entry.kind for entries in (self.objective, *own.values()) for entry in entries if ":" in entry.kind]
-        if users and own:
-            raise ValueError(
-                f'objective: kind = "{users[0]}" applies to all sources, but mixture.{next(iter(own))} sets its own '
-                "objective; remove one of the two"
-            )
-        goldfishes = {entry for entry in self.all_objectives if isinstance(entry, Goldfish)}
-        if len(goldfishes) > 1:
-            raise ValueError(
-                'objective: kind = "goldfish" has different k or h in the sources of the mixture; use the same in all '
-                "of them"
-            )
-        if self.goldfish is not None and self.mtp > self.goldfish.h:
-            raise ValueError(
-                f'objective: kind = "goldfish" has h = {self.goldfish.h}, less than mtp = {self.mtp}; use a larger h'
-            )
-        learned = self.objectives if self.mixture is None else ()  # else in the configuration of each source
-        if "diffusion" in {entry.kind for entry in learned} and "noisy_ids" not in self.outputs:
-            raise ValueError('objective: kind = "diffusion" writes the model inputs to "noisy_ids"; add it to outputs')
+        require_shared_functions((entry for entries in (self.objective, *own.values()) for entry in entries), own)
+        require_one_goldfish({entry for entry in self.all_objectives if isinstance(entry, Goldfish)}, self.mtp)
+        if self.mixture is None:  # else in the configuration of each source
+            require_noisy_ids(self.objectives, self.outputs)
         self._check_spans()
+        ids = Ids(self.vocab_size, self.eos_id, self.document_start_id, self.pad_id)
         for entry in self.objective:
             if isinstance(entry, Fim) and self.mixture is None:  # else the same
-                self._check_fim(entry)
+                check_fim(entry, ids, self.rows, min(values(steps_of(self.seq_len))), self.tokenizer)
             if entry.has_own_labels and self.mtp:
                 raise ValueError(
                     f'objective: kind = "{entry.kind}" predicts each id at its own position, so there are no later '
                     f"labels for mtp = {self.mtp} to predict; remove one of the two"
                 )
-            self._check_ids(entry)
-            if isinstance(entry, Mlm) and self.vocab_size is None and (entry.random or entry.words is not None):
-                use = "to draw random ids; set vocab_size, or random = 0"
-                if not entry.random:
-                    use = f"to check that words = {shown(entry.words)} has an entry for each id; set vocab_size"
-                raise ValueError(f'objective: kind = "mlm" needs vocab_size {use}')
-
-    def _check_ids(self, entry: Objective) -> None:
-        """The ids of an entry are ids of the vocabulary, and what it inserts is not taken for the end of a document."""
-        for name, number in entry.inserted.items():
-            self._require_in_vocabulary(entry, number, name)
-        if self.vocab_size is not None and (outside := [own for own in entry.special if own >= self.vocab_size]):
-            raise ValueError(
-                f'objective: kind = "{entry.kind}": special_ids has {outside[0]:,}, which must be below vocab_size = '
-                f"{self.vocab_size:,}; such an id cannot occur, so correct it or remove it"
-            )
-        inserted = entry.inserted
-        if isinstance(entry, Spans):
-            inserted = {name: number for name, number in inserted.items() if name.endswith("mode_token")}
-            lowest, highest = entry.sentinel_range(entry.num_sentinels)
-            for name, number in self._ids_of_documents("pad_id").items():
-                if lowest <= number <= highest:
-                    raise ValueError(
-                        f'objective: kind = "spans": {name} = {number:,} is one of the sentinels {lowest:,} to '
-                        f"{highest:,}; use other sentinels, or another {name}"
-                    )
-        self._require_apart(entry, inserted)
-
-    def _require_apart(self, entry: Objective, inserted: Mapping[str, int]) -> None:
-        """inserted: by setting; a model could not tell them from the begin or end of a document."""
-        for name, number in inserted.items():
-            for other, taken in self._ids_of_documents().items():
-                if number == taken:
-                    raise ValueError(
-                        f'objective: kind = "{entry.kind}": {name} is {number:,}, which is also {other}, so the model '
-                        "could not tell the two apart; use another id"
-                    )
-
-    def _ids_of_documents(self, *more: str) -> dict[str, int]:
-        """Ids that begin and end documents, and those of other settings, by name."""
-        given = {name: getattr(self, name) for name in ("eos_id", "document_start_id", *more)}
-        return {name: number for name, number in given.items() if number is not None}
+            check_ids(entry, ids)
+            if isinstance(entry, Mlm):
+                check_mlm(entry, ids)
 
     def _check_spans(self) -> None:
         """What goes with `kind = "spans"`, which every source must have, and in the same way."""
@@ -712,7 +662,6 @@ class LoaderConfig(BaseModel):
                 "same in all of them"
             )
         (entry,) = entries
-        assert entry is not None
         fixed = ", because all of its batches have the same widths"
         conflicts = {
             f"mtp = {self.mtp}": self.mtp and ", because its targets are the removed spans and not the next tokens",
@@ -725,61 +674,10 @@ class LoaderConfig(BaseModel):
             raise ValueError(
                 f'objective: kind = "spans" does not work with {found}{conflicts[found]}; remove one of them'
             )
-        made = [name for name, spec in OUTPUTS.items() if spec.needs_objective == "spans" and not spec.from_plan]
-        if not set(made) & set(self.outputs):
-            raise ValueError(
-                f'objective: kind = "spans" writes corrupted rows to {", ".join(made)}, none of which is in outputs; '
-                "add those that the model reads"
-            )
         widths = self.span_widths
+        assert entry is not None
         assert widths is not None
-        if widths.spans > entry.num_sentinels:
-            raise ValueError(
-                f'objective: kind = "spans" needs up to {widths.spans:,} sentinels in a row of seq_len = '
-                f"{self.row_len:,}, found num_sentinels = {entry.num_sentinels:,}; add sentinels to the vocabulary, or "
-                "use a shorter seq_len, a lower rate or a larger mean_length"
-            )
-        lowest, highest = entry.sentinel_range(entry.num_sentinels)
-        if lowest < 0:
-            raise ValueError(
-                f'objective: kind = "spans" has {entry.num_sentinels:,} sentinels down from {entry.sentinels:,}, the '
-                f"last of which would be {lowest:,}; set num_sentinels, or sentinel_step = 1"
-            )
-        for name, number in entry.inserted.items():
-            if name not in ("sentinels", "start_id") and lowest <= number <= highest:
-                raise ValueError(
-                    f'objective: kind = "spans": {name} is {number:,}, one of the sentinels {lowest:,} to {highest:,}; '
-                    "use another id"
-                )
-
-    def _check_fim(self, entry: Fim) -> None:
-        if self.rows == "stream":
-            raise ValueError(
-                'objective: kind = "fim" rearranges whole documents, but rows = "stream" cuts the corpus into windows '
-                'that begin and end anywhere in a document; set rows = "pack" or "pad"'
-            )
-        shortest = min(values(steps_of(self.seq_len)))
-        if shortest < FEWEST_FIM_POSITIONS:
-            raise ValueError(
-                f'objective: kind = "fim" needs rows of at least {FEWEST_FIM_POSITIONS} positions, three of them for '
-                f"sentinels, but seq_len = {shortest}; use a larger seq_len"
-            )
-        try:
-            ids = entry.ids(self.tokenizer)
-        except ValueError as error:
-            raise ValueError(f'objective: kind = "fim": {error}') from None
-        inserted = {f"tokens.{name}": own for name, own in zip(("prefix", "middle", "suffix"), ids, strict=True)}
-        for name, number in inserted.items():
-            self._require_in_vocabulary(entry, number, name)
-        self._require_apart(entry, inserted)
-
-    def _require_in_vocabulary(self, entry: Objective, inserted: int, setting: str) -> None:
-        """setting: of the entry, names the id in the message."""
-        if self.vocab_size is not None and inserted >= self.vocab_size:
-            raise ValueError(
-                f'objective: kind = "{entry.kind}" inserts id {inserted:,} ({setting}), which must be below '
-                f"vocab_size = {self.vocab_size:,}, the size of the model's vocabulary"
-            )
+        check_spans(entry, widths, self.row_len, self.outputs)
 
     def _check_mixture(self) -> None:
         """What goes with `mixture` and what does not."""

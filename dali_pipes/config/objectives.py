@@ -207,7 +207,7 @@ class Prefix(Objective):
         description="Shortest prefix, as a fraction of the tokens in a row, or a list of [tokens of the run, "
         "fraction].",
     )
-    longest: Rates = Field(((0, Fraction(1)),), description="Longest prefix, in the same way.")
+    longest: Rates = Field(((0, Fraction(1)),), description="Longest prefix, likewise a fraction or a list.")
 
     @model_validator(mode="after")
     def _check_order(self) -> Self:

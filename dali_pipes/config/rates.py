@@ -88,7 +88,7 @@ WeightSteps = Annotated[
 
 
 def value_at(steps: RateSteps, tokens: int) -> Fraction:
-    """What holds after so many tokens of the run."""
+    """The number that holds after `tokens` of the run."""
     return steps[bisect_right(steps, tokens, key=lambda step: step[0]) - 1][1]
 
 

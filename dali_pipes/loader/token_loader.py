@@ -47,7 +47,7 @@ from dali_pipes.loader.state import OnChange, States
 from dali_pipes.loader.state_change import StateChange
 from dali_pipes.monitoring.display import ShownAsTable, Table
 from dali_pipes.monitoring.stats import CacheStats, LoaderStats
-from dali_pipes.rows.document_rows import PlanReport
+from dali_pipes.rows.plan_report import PlanReport
 from dali_pipes.runtime.ranks import check_ranks, ranks_on_mesh, resolve_ranks
 from dali_pipes.runtime.threads import end_thread_at_exit, stop_with_process
 from dali_pipes.schedule import Position, StepRange

@@ -94,7 +94,7 @@ class FillInMiddle:
     stages: tuple[tuple[int, int, int], ...] = ()
 
     def at(self, tokens: int) -> "FillInMiddle":
-        """What holds after so many tokens."""
+        """The rates after a number of tokens of the run."""
         later = [stage for stage in self.stages if stage[0] <= tokens]
         return replace(self, rate=later[-1][1], spm=later[-1][2], stages=()) if later else self
 

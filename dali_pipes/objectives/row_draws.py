@@ -194,7 +194,7 @@ def _places_of_rows(batches: Int64Array) -> Int64Array:
 
 
 def _thresholds(steps: RateSteps, tokens: Int64Array) -> Int64Array:
-    """(R,): what holds after so many tokens of the run, for a draw of 32 bits."""
+    """(R,): the numbers that hold at these tokens of the run, for a draw of 32 bits."""
     begins = np.array([at for at, _ in steps], np.int64)
     values = np.array([threshold(share) for _, share in steps], np.int64)
     return values[np.searchsorted(begins, tokens, side="right") - 1]

@@ -48,7 +48,7 @@ class Buffers:
     MOST_FREE = 8
     """Free pieces kept; what a consumer held beyond that goes back to the system."""
     WINDOW = 128
-    """Pieces that were free during so many calls go back, too, as when fewer blocks are read ahead than before."""
+    """Calls after which pieces that stayed free go back, too, as when fewer blocks are read ahead than before."""
 
     def __init__(self) -> None:
         self._spare, self._calls = self.MOST_FREE, 0  # in this window: pieces that were free at every call, and calls

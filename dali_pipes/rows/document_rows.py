@@ -13,10 +13,9 @@ import threading
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from fractions import Fraction
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +24,6 @@ from dali_pipes.corpus.block_grid import BlockGrid
 from dali_pipes.corpus.keep import Copies
 from dali_pipes.documents import Pieces, staged
 from dali_pipes.errors import ConfigError
-from dali_pipes.monitoring.display import ShownAsTable, Table
 from dali_pipes.objectives.fim import AS_IT_IS, ORDER_NAME, FillInMiddle, FimPieces, first_tokens, joined
 from dali_pipes.operators import permute
 from dali_pipes.rows.base import KeyedRange, Parts, Reads, Rows, kept, key_names, order_key
@@ -46,11 +44,11 @@ from dali_pipes.rows.packing import (
     rows_of_documents,
 )
 from dali_pipes.rows.pass_begins import PassBegin, PassBegins
+from dali_pipes.rows.plan_report import PlanReport
 from dali_pipes.rows.step_costs import BalanceReport
 from dali_pipes.rows.token_batches import TOKEN_BATCHES_NAME, TokenBatches
 from dali_pipes.rows.window_counts import WindowCount, WindowCounts, WindowMark
 from dali_pipes.rows.window_lengths import Lengths, WindowLengths, tokens_before
-from dali_pipes.runtime.messages import counted
 
 Int64Array = npt.NDArray[np.int64]
 RowMode = Literal["pack", "pad"]
@@ -70,75 +68,6 @@ _MOST_BATCHES_PLANNED = 1 << 12
 
 _FEWEST_WINDOWS_KEPT = 6
 """Plans of windows kept, and more where a step spans more: each is needed to count its rows, and again to find them."""
-
-
-@dataclass(frozen=True, repr=False)
-class PlanReport(ShownAsTable):
-    """What an epoch's plan makes of the documents, over all ranks; every figure is exact.
-
-    Tokens in rows and `dropped_tokens` add up to `tokens`.
-    """
-
-    epoch: int
-    documents: int
-    """Including empty ones, and every copy that `keep` makes of one."""
-    tokens: int
-    """Those that fill-in-the-middle adds, too."""
-    rows: int
-    """With `batch_tokens`, batches."""
-    padding_tokens: int
-    fill: float
-    """Fraction of the positions that hold tokens, 0 to 1. With length buckets, each row counts the width of its own
-    bucket; a batch with rows of two buckets is as wide as the larger one, and has more padding than this."""
-    dropped_documents: int
-    dropped_tokens: int
-    """Tokens of dropped documents, and the cut ends of truncated ones."""
-    split_documents: int
-    truncated_documents: int
-    removed_documents: int = 0
-    """Documents that `keep` drops; no other figure counts them."""
-    extra_copies: int = 0
-    """Copies that `keep` adds; every other figure counts each copy."""
-    cost_ratio: float | None = None
-    """With `balance`: cost of the rank that has most in each step, by the mean over the ranks; the sums over all whole
-    steps, so 1.04 is a loss of 4 %."""
-    worst_cost_ratio: float | None = None
-    """The same of the worst step."""
-    even_steps: float | None = None
-    """Share of the whole steps in which that ratio is at most 1.05, 0 to 1."""
-    unbalanced_cost_ratio: float | None = None
-    """`cost_ratio` of the same rows in a random order; so the other two."""
-    unbalanced_worst_cost_ratio: float | None = None
-    unbalanced_even_steps: float | None = None
-    sorted_cost_ratio: float | None = None
-    """`cost_ratio` of the same rows if those of each window lay in the best order for just these steps. What is left
-    is due to the rows of a window; a larger `window_documents` lessens it."""
-    sorted_even_steps: float | None = None
-    cost_percentiles: tuple[float, ...] | None = None
-    """The ratio that 0, 1, ..., 100 % of the whole steps have at most; () without whole steps."""
-    unbalanced_cost_percentiles: tuple[float, ...] | None = None
-
-    def as_dict(self) -> dict[str, Any]:
-        """JSON-able."""
-        return asdict(self)
-
-    def _table(self) -> Table:
-        dropped = f"{self.dropped_tokens:,} tokens, {counted(self.dropped_documents, 'document')}"
-        rows = [
-            ("rows", f"{self.rows:,}, {self.fill:.2%} full"),
-            ("documents", f"{self.documents:,}, {self.tokens:,} tokens"),
-            ("padding", f"{self.padding_tokens:,} tokens"),
-            ("dropped", dropped),
-            ("cut", f"{self.split_documents:,} split, {self.truncated_documents:,} truncated"),
-        ]
-        if self.removed_documents or self.extra_copies:
-            removed = counted(self.removed_documents, "document")
-            rows.append(("keep", f"{removed} removed, copies added: {self.extra_copies:,}"))
-        if self.cost_ratio is not None:
-            rows.append(("cost", f"most / mean of the ranks {self.cost_ratio:.3f}, worst {self.worst_cost_ratio:.3f}"))
-            random = f"{self.unbalanced_cost_ratio:.3f}, worst {self.unbalanced_worst_cost_ratio:.3f}"
-            rows.append(("unbalanced", random))
-        return Table(f"PlanReport of epoch {self.epoch:,}", rows)
 
 
 def split_documents(offsets: Int64Array, split: str, validation_fraction: float) -> Int64Array:

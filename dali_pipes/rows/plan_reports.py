@@ -16,7 +16,8 @@ from typing import Any
 
 from dali_pipes.corpus import Corpus
 from dali_pipes.operators.permute import ORDER_NAME
-from dali_pipes.rows.document_rows import DocumentRows, PlanReport
+from dali_pipes.rows.document_rows import DocumentRows
+from dali_pipes.rows.plan_report import PlanReport
 from dali_pipes.rows.source import Source
 from dali_pipes.runtime.messages import say_once
 from dali_pipes.runtime.progress import progress_bar

@@ -85,7 +85,7 @@ class StepCosts:
 
     @property
     def percentiles(self) -> tuple[float, ...]:
-        """The ratio that 0, 1, ..., 100 % of the steps have at most, to 4 digits after the point; () without steps."""
+        """The ratios that 0%, 1%, ..., 100% of the steps do not exceed, to 4 decimal places; () without steps."""
         if not self._ratios:
             return ()
         found = np.percentile(np.concatenate(self._ratios), np.arange(PERCENTILES), method="inverted_cdf")

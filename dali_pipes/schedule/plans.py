@@ -252,7 +252,7 @@ class PlanCache:
         self._lock = threading.Lock()
 
     def keep_for(self, *, num_threads: int, queue_depth: int) -> None:
-        """Keep enough plans for so many from now on; less than before changes nothing."""
+        """Keep at least this many plans from now on; a smaller number than before changes nothing."""
         # The oldest plan goes first. While a block is on its way, threads may plan `num_threads` blocks before it and
         # all that are read ahead by the time it is handed out, each with the rest of its plan; after a restart, also
         # the blocks that were on their way from the place left.

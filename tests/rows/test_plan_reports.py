@@ -17,7 +17,8 @@ from profiles import examples
 from row_oracle import END, write_documents
 
 from dali_pipes import TokenLoader
-from dali_pipes.rows.document_rows import DocumentRows, PlanReport
+from dali_pipes.rows.document_rows import DocumentRows
+from dali_pipes.rows.plan_report import PlanReport
 from dali_pipes.rows.plan_reports import PlanReports
 from dali_pipes.runtime import progress
 

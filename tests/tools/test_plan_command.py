@@ -12,7 +12,7 @@ from commands import one_line_error, run_json, run_well
 from row_oracle import END, write_documents
 
 from dali_pipes import TokenLoader
-from dali_pipes.rows.document_rows import PlanReport
+from dali_pipes.rows.plan_report import PlanReport
 from dali_pipes.rows.step_costs import StepCosts
 from dali_pipes.tools.reports import plot_plan
 

@@ -169,7 +169,7 @@ def plan(
         str | None, typer.Option(help="In a mixture, the source to plan; --epoch then counts its passes.")
     ] = None,
     plot: Annotated[
-        Path | None, typer.Option(help="Write a figure of how evenly ranks share the cost of steps, such as plan.png.")
+        Path | None, typer.Option(help="Write a figure of the balance of steps across ranks, such as plan.png.")
     ] = None,
     world_size: WorldSize = None,
     batch_size: BatchSize = None,
@@ -177,7 +177,7 @@ def plan(
     assignments: Settings = None,
     as_json: Json = False,
 ) -> None:
-    """Plan an epoch of documents: rows, fill, padding, what is dropped or cut, and balance over ranks. No GPU."""
+    """Plan an epoch of document rows: fill, padding, dropped and cut documents, balance across ranks. No GPU."""
     with errors_as_one_line():
         if plot is not None:
             check_output("--plot", plot)

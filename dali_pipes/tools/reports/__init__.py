@@ -3,7 +3,7 @@
 from dali_pipes.loader.batch_origin import BatchOrigin, PieceOrigin, RowOrigin, locate_batch, one_row
 from dali_pipes.loader.batch_preview import preview_batch
 from dali_pipes.loader.batch_view import BatchPreview, PreviewPiece, PreviewRow, Run
-from dali_pipes.rows.document_rows import PlanReport
+from dali_pipes.rows.plan_report import PlanReport
 from dali_pipes.text.token_text import TokenText
 from dali_pipes.tools.reports.corpus_check import CheckReport, check_corpus
 from dali_pipes.tools.reports.corpus_report import CorpusReport, inspect_corpus

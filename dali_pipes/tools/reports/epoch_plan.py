@@ -8,7 +8,7 @@ from dali_pipes.config.validators import shown
 from dali_pipes.errors import ConfigError
 from dali_pipes.loader.batch_origin import built_on_cpu
 from dali_pipes.loader.plan_reports import plan_reports
-from dali_pipes.rows.document_rows import PlanReport
+from dali_pipes.rows.plan_report import PlanReport
 from dali_pipes.rows.step_costs import EVEN, PERCENTILES
 from dali_pipes.runtime.optional import optional_package
 
@@ -25,7 +25,9 @@ def plan_epoch(config: LoaderConfig, epoch: int, source: str | None = None) -> P
         if name in reports:
             return reports[name].report(epoch)
         if not reports:
-            raise ConfigError('plan applies to rows = "pack" and rows = "pad", but rows = "stream"')
+            raise ConfigError(
+                'plan requires rows made from documents: set rows = "pack" or "pad"; found rows = "stream"'
+            )
         if config.mixture is None:
             raise ConfigError(f"--source {source}: this configuration reads one corpus; remove --source")
         given = "plan of a mixture needs --source" if source is None else f"--source {source}"
@@ -36,7 +38,7 @@ def check_plot(config: LoaderConfig) -> None:
     """Raise `ConfigError` where there is nothing to draw."""
     if config.balance is None:
         raise ConfigError(
-            '--plot draws how evenly ranks share the cost of a step, which balance = "cost" plans; set it, or remove '
+            '--plot draws how evenly ranks share the cost of steps, which requires balance = "cost"; set it, or remove '
             "--plot"
         )
 

@@ -2,7 +2,7 @@
 
 from rich.text import Text
 
-from dali_pipes.rows.document_rows import PlanReport
+from dali_pipes.rows.plan_report import PlanReport
 from dali_pipes.rows.step_costs import EVEN
 from dali_pipes.tools.terminal.console import output
 
@@ -12,14 +12,14 @@ def show_plan(report: PlanReport) -> None:
     lines = repr(report).split("\n")
     if report.even_steps is not None and report.sorted_cost_ratio is not None:
         lines.append(
-            f"{report.even_steps:.2%} of the steps are at most {EVEN}; in random order, "
+            f"{report.even_steps:.2%} of the steps have a ratio of at most {EVEN}; in random order, "
             f"{report.unbalanced_even_steps:.2%}"
         )
         lines.append(
-            f"the best order of each window for these ranks: {report.sorted_cost_ratio:.3f}, "
-            f"{report.sorted_even_steps:.2%} of the steps"
+            f"in the best order of each window for these ranks, the ratio is {report.sorted_cost_ratio:.3f}, and "
+            f"{report.sorted_even_steps:.2%} of the steps are even"
         )
         if report.sorted_cost_ratio > EVEN:
-            lines.append("advice: raise window_documents, so that a window has more rows of similar cost")
+            lines.append("advice: increase window_documents, so that a window has more rows of similar cost")
     for line in lines:
         output().print(Text(line), soft_wrap=True)

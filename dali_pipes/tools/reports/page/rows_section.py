@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.loader.plan_reports import plan_reports
-from dali_pipes.rows.document_rows import PlanReport
+from dali_pipes.rows.plan_report import PlanReport
 from dali_pipes.rows.step_costs import EVEN, PERCENTILES
 from dali_pipes.runtime.messages import counted
 from dali_pipes.tools.reports.page import charts
@@ -168,10 +168,10 @@ def _costs(report: PlanReport) -> Iterator[Chart]:
     yield Chart(
         "step_costs",
         "Cost of the most expensive rank of each step, divided by the mean",
-        charts.lines(courses, xlabel="% of steps", ylabel="most / mean", from_zero=False),
-        f"With balance, {report.even_steps:.1%} of the steps are at most {EVEN}, the worst one is "
-        f"{report.worst_cost_ratio:.3f}. In random order: {report.unbalanced_even_steps:.1%}, "
-        f"{report.unbalanced_worst_cost_ratio:.3f}.",
+        charts.lines(courses, xlabel="% of steps", ylabel="highest / mean", from_zero=False),
+        f"With balance, {report.even_steps:.1%} of the steps have a ratio of at most {EVEN}, and the worst step has "
+        f"{report.worst_cost_ratio:.3f}. In random order, {report.unbalanced_even_steps:.1%} do, and the worst step "
+        f"has {report.unbalanced_worst_cost_ratio:.3f}.",
         tuple(Legend(name, number) for number, name in enumerate(courses)),
     )
 

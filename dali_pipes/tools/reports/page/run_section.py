@@ -64,7 +64,7 @@ def run_section(log: RunLog) -> Section:
         if shown.key == "model_flops_per_s" and course is not None:
             if "mfu" in {fact.key for fact in facts}:
                 continue  # the same course
-            notes.append("The log does not contain the MFU: the peak of the device is not known.")
+            notes.append("The log does not contain the MFU, because the peak FLOP/s of the device are not known.")
         if course is not None:
             drawn.append(_chart(shown, course))
             facts.append(Fact(shown.key, f"last {shown.last}", _value(shown, course[1][-1])))

@@ -108,7 +108,7 @@ def test_every_resume_of_a_budget_goes_on(corpus: Path) -> None:
 @pytest.mark.parametrize("long_documents", ["split", "truncate", "drop"])
 def test_a_budget_has_the_rearranged_rows_of_rows_of_a_number(corpus: Path, long_documents: str) -> None:
     """The same rows, with the same noise, in other batches; nothing is read after the end of the corpus."""
-    settings = {**SHAPE, "seq_len": 10, "objective": [FIM, GOLDFISH, DROP], "outputs": BASE, "drop_last": False}
+    settings = {**SHAPE, "seq_len": 12, "objective": [FIM, GOLDFISH, DROP], "outputs": BASE, "drop_last": False}
     settings["long_documents"] = long_documents
 
     def rows(**sizes: Any) -> list[tuple[list[int], list[int]]]:
@@ -116,8 +116,8 @@ def test_a_budget_has_the_rearranged_rows_of_rows_of_a_number(corpus: Path, long
         with TokenLoader(corpus, **settings, **sizes) as loader:
             for batch in (batch for _ in range(2) for batch in loader):
                 for number, *row in zip(*(batch[name].tolist() for name in ("row_ids", *BASE[:2])), strict=True):
-                    ids, labels = (values + [0] * (10 - len(values)) for values in row)
-                    found += [(ids, labels[: len(row[1])] + [-100] * (10 - len(row[1])))] * (number >= 0)
+                    ids, labels = (values + [0] * (12 - len(values)) for values in row)
+                    found += [(ids, labels[: len(row[1])] + [-100] * (12 - len(row[1])))] * (number >= 0)
         return sorted(found)
 
     expected = rows(batch_size=4)

@@ -21,6 +21,7 @@ rows; and `mixture`, see `mixture_state`, with a `check` over all of it. With `g
 import copy
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
@@ -51,6 +52,8 @@ from dali_pipes.schedule.mixed_rows import MixedRows
 
 OnChange = Literal["refuse", "nearest", "mixture"]
 VERSION = 1
+_VERSION = re.compile(r"-v\d+")
+"""In the name of an order."""
 _MAY_BE_MISSING = (
     "window",
     "check",
@@ -312,6 +315,11 @@ class States:
         if others or on_change == "refuse":
             advice = "" if of_settings or self._mixture is not None else growth_advice(state, self._corpora[""])
             advice = advice or "Use the corpus and settings that the state was saved with, or start without the state"
+            if _is_of_another_release(state["order"], self._order):
+                advice = (
+                    "Another release of dali-pipes saved the state, and orders the rows in another way: resume with "
+                    "that release, or start without the state"
+                )
             nearest = ', or set on_change = "nearest" to resume at the row nearest to the same number of tokens'
             raise StateError(
                 "the state does not fit this loader; resuming would change the data order:\n  "
@@ -553,3 +561,8 @@ def _mask_differences(saved: Any, now: str | None, names: Sequence[str]) -> list
         for number in range(min(len(old), len(new)))
         if old[number] != new[number]
     ]
+
+
+def _is_of_another_release(saved: Any, now: str) -> bool:
+    """Whether two names of orders differ in nothing but their versions."""
+    return saved != now and isinstance(saved, str) and _VERSION.sub("", saved) == _VERSION.sub("", now)

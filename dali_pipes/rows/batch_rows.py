@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.documents import Pieces
+from dali_pipes.objectives.fim import first_tokens
 from dali_pipes.rows.base import PADDING, Rows
 from dali_pipes.rows.token_batches import TokenBatches
 
@@ -42,7 +43,7 @@ def rows_of_batches(batches: TokenBatches, places: Int64Array, planned: Rows) ->
     within = np.arange(len(batch)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     has_tokens = within < counts[batch]
     starts = np.full(len(batch), -1)
-    starts[has_tokens] = pieces.starts
+    starts[has_tokens] = pieces.starts if planned.fim is None else first_tokens(planned.fim, pieces.lengths)
     offsets = np.concatenate(([0], np.cumsum(has_tokens)))
     row_ids = np.where(has_tokens, places[batch], PADDING)
-    return BatchRows(row_ids, Rows(starts, Pieces(offsets, *pieces[1:])), sizes, widths)
+    return BatchRows(row_ids, Rows(starts, Pieces(offsets, *pieces[1:]), fim=planned.fim), sizes, widths)

@@ -105,6 +105,26 @@ def test_every_resume_of_a_budget_goes_on(corpus: Path) -> None:
     check_every_resume(lambda: TokenLoader(corpus, **own))
 
 
+@pytest.mark.parametrize("long_documents", ["split", "truncate", "drop"])
+def test_a_budget_has_the_rearranged_rows_of_rows_of_a_number(corpus: Path, long_documents: str) -> None:
+    """The same rows, with the same noise, in other batches; nothing is read after the end of the corpus."""
+    settings = {**SHAPE, "seq_len": 12, "objective": [FIM, GOLDFISH, DROP], "outputs": BASE, "drop_last": False}
+    settings["long_documents"] = long_documents
+
+    def rows(**sizes: Any) -> list[tuple[list[int], list[int]]]:
+        found = []
+        with TokenLoader(corpus, **settings, **sizes) as loader:
+            for batch in (batch for _ in range(2) for batch in loader):
+                for number, *row in zip(*(batch[name].tolist() for name in ("row_ids", *BASE[:2])), strict=True):
+                    ids, labels = (values + [0] * (12 - len(values)) for values in row)
+                    found += [(ids, labels[: len(row[1])] + [-100] * (12 - len(row[1])))] * (number >= 0)
+        return sorted(found)
+
+    expected = rows(batch_size=4)
+    assert rows(batch_tokens=64) == expected
+    assert sum(1001 in ids for ids, _ in expected) > 20
+
+
 def test_masked_shares_of_a_batch_are_stratified(tmp_path: Path) -> None:
     np.tile([8, 9, 10, END], 128).astype(np.uint16).tofile(tmp_path / "c.bin")
     settings = {**SHAPE, "batch_tokens": 64 * 4, "seq_len": 4, "objective": [DIFFUSION]}

@@ -355,6 +355,18 @@ def test_a_state_says_what_a_row_costs(corpus: str) -> None:
                 assert "balance_cost" not in loader.state_dict()["config"]
 
 
+def test_a_state_of_another_release_says_who_can_go_on(corpus: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("dali_pipes.rows.document_rows.BALANCE_NAME", "balance-v1")
+        with TokenLoader(**settings_of(corpus)) as loader:
+            state = loader.state_dict()
+    with TokenLoader(**settings_of(corpus)) as loader, pytest.raises(StateError, match=r"balance-v1") as refused:
+        loader.load_state_dict(state)
+    assert cost_balance.BALANCE_NAME in str(refused.value)
+    assert "release" in str(refused.value)
+    assert "settings" not in str(refused.value)
+
+
 def test_validation_is_in_corpus_order(corpus: str) -> None:
     """With the settings of training, as a validation loader has them."""
     found: list[Any] = []

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from commands import one_line_error, run, run_json, run_well
 from counting import CountingCorpus
+from row_oracle import END, write_documents
 from shard_files import write_litdata
 
 from dali_pipes import LoaderConfig, TokenLoader
@@ -70,6 +71,13 @@ def test_data_without_the_shape_of_a_batch_is_told_from_a_configuration(
         assert message.startswith(f"error: {data}: ")
         assert f"`dali-pipes {command} {data} --batch-size 8 --seq-len 1024`" in message
     assert f"dali-pipes {command} {file}" in one_line_error(command, file, *STEPS[command], "--batch-size", 2)
+
+
+@pytest.mark.parametrize("command", STEPS)
+def test_tokens_of_a_batch_stand_for_its_rows(command: str, tmp_path: Path) -> None:
+    write_documents(tmp_path / "data", [[1] * length + [END] for length in (3, 7, 2, 9)])
+    shape = {"dtype": "uint16", "eos_id": END, "rows": "pad", "batch_tokens": 16, "seq_len": 8}
+    run_well(command, tmp_path / "data", *STEPS[command], *(f"--set={name}={value}" for name, value in shape.items()))
 
 
 @pytest.mark.parametrize("command", STEPS)

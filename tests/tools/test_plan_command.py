@@ -57,6 +57,11 @@ def test_without_balance_or_steps(corpus: Path) -> None:
     assert "web" in one_line_error("plan", *given(corpus, **SETTINGS), "--source", "web")
     many = ["plan", *given(corpus, **SETTINGS, **BALANCE, drop_last="false"), "--world-size", 10**6]
     assert run_json(*many)["cost_percentiles"] == []
+    shown = run_well(*many)
+    assert "fewer than one step" in shown
+    assert "100.00% of the steps" not in shown
+    message = one_line_error("plan", *given(corpus, **SETTINGS), "--epoch", -1)
+    assert "--epoch -1" in message
     assert "--plot" in one_line_error(*many, "--plot", corpus.parent / "a.svg")
 
 

@@ -49,8 +49,8 @@ def settings_given(
 
     options: settings that have a dedicated option, named `--like-this`; None means not given
 
-    Raises ConfigError for an argument that is not a file, a preset, or data, and for data without batch_size and
-    seq_len.
+    Raises ConfigError for an argument that is not a file, a preset, or data, and for data without seq_len, or without
+    batch_size or batch_tokens.
     """
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # an objective's function may be in a module there
@@ -71,7 +71,8 @@ def settings_given(
     ]
     given = merged(sources).keys()
     # A misspelled name gets a more specific error when the configuration is built.
-    if data and given <= LoaderConfig.model_fields.keys() and not {"batch_size", "seq_len"} <= given:
+    has_shape = "seq_len" in given and not given.isdisjoint(("batch_size", "batch_tokens"))
+    if data and given <= LoaderConfig.model_fields.keys() and not has_shape:
         raise ConfigError(
             f"{data[0]}: this is data, not a configuration ({', '.join(CONFIG_SUFFIXES)}, or a preset), and data needs "
             f"batch_size and seq_len; try `dali-pipes {command} {data[0]} --batch-size 8 --seq-len 1024`"

@@ -17,8 +17,10 @@ def plan_epoch(config: LoaderConfig, epoch: int, source: str | None = None) -> P
     """As `TokenLoader.plan_report`, of any epoch; of a source of a mixture, of any pass.
 
     Rank and world size must be in `config`. Blocks to open the corpora and to plan the epoch. Raises as `TokenLoader`,
-    and `ConfigError` for rows that are not made of documents, and for a wrong or missing source.
+    and `ConfigError` for rows that are not made of documents, and for a wrong epoch, or a wrong or missing source.
     """
+    if epoch < 0:
+        raise ConfigError(f"--epoch {epoch}: epochs are numbered from 0; use 0 or more")
     with closing(built_on_cpu(config)) as built:
         reports = plan_reports(built, config)
         name = source or ""
@@ -31,7 +33,7 @@ def plan_epoch(config: LoaderConfig, epoch: int, source: str | None = None) -> P
         if config.mixture is None:
             raise ConfigError(f"--source {source}: this configuration reads one corpus; remove --source")
         given = "plan of a mixture needs --source" if source is None else f"--source {source}"
-        raise ConfigError(f"{given}: expected one of {shown(list(reports))}")
+        raise ConfigError(f'{given}: expected a source with rows = "pack" or "pad", one of {shown(list(reports))}')
 
 
 def check_plot(config: LoaderConfig) -> None:

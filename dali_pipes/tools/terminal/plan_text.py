@@ -10,7 +10,9 @@ from dali_pipes.tools.terminal.console import output
 def show_plan(report: PlanReport) -> None:
     """The table of the report, and how balanced steps compare with the best order."""
     lines = repr(report).split("\n")
-    if report.even_steps is not None and report.sorted_cost_ratio is not None:
+    if report.cost_percentiles == ():
+        lines.append("the rows are fewer than one step of all ranks: there is nothing to balance")
+    elif report.even_steps is not None and report.sorted_cost_ratio is not None:
         lines.append(
             f"{report.even_steps:.2%} of the steps have a ratio of at most {EVEN}; in random order, "
             f"{report.unbalanced_even_steps:.2%}"

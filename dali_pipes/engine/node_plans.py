@@ -144,10 +144,9 @@ class NodePlans:
             self._words = np.empty((0, 0), np.int64)  # not a part of the memory, which would stay
             self._memory.close()
 
-    def leave_to_parent(self) -> None:
-        """In a forked child, where nobody releases a lock that was held."""
-        self._use, self._closed = threading.Lock(), threading.Event()
-        self._closed.set()
+    def begin_child(self) -> None:
+        """In a forked child, where nobody releases a lock that a thread of the parent held."""
+        self._use = threading.Lock()
 
     def plan(self, number: int, epoch: int, window: int, make: Make, end: int) -> Packing:
         """The plan of a window of one epoch of a source. Blocks while it is made, here or by another rank.
@@ -267,12 +266,12 @@ class NodePlans:
 _all_plans: "weakref.WeakSet[NodePlans]" = weakref.WeakSet()
 
 
-def _leave_plans_to_parent() -> None:
+def _begin_child() -> None:
     for plans in list(_all_plans):
-        plans.leave_to_parent()
+        plans.begin_child()
 
 
-os.register_at_fork(after_in_child=_leave_plans_to_parent)
+os.register_at_fork(after_in_child=_begin_child)
 
 
 def _locked(path: Path, number: int, *, shared: bool = False) -> int:

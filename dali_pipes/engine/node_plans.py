@@ -9,7 +9,8 @@ of the next windows meanwhile, so eight ranks make eight windows, and each copie
 plan is written, and shared while it is read; the system releases the locks of a process that ends. Nothing depends on
 the other ranks: what is not there in time is planned again, with the same outcome, and that rank shares no more plans.
 
-Only where a step spans several windows: one that lasts for several steps costs each of them next to nothing.
+Only where a step spans several large windows: one that lasts for several steps costs each of them next to nothing, and
+a small one less than the locks.
 """
 
 import contextlib
@@ -46,6 +47,8 @@ _HEADER = 16
 """Words: digest of the window (2), rows, pieces, bytes of an entry of each array (4), counts (4)."""
 _TOO_MANY_ROWS = -1
 _MOST_BYTES = 1 << 30
+_LEAST_PIECES = 4096
+"""Of a window. The plan of a smaller one takes less time than the locks and the copy."""
 _SPARE_SLOTS = 4
 """For the windows of steps that other ranks are ahead by."""
 _JOB = ("MASTER_ADDR", "MASTER_PORT")
@@ -96,6 +99,7 @@ def share_plans(
     """
     # Rows whose length a state may change plan for themselves.
     of_documents = [rows for rows in sources if isinstance(rows, DocumentRows) and rows.lengths is None]
+    of_documents = [rows for rows in of_documents if rows.window_sizes()[0] >= _LEAST_PIECES]
     if not of_documents:
         return None
     shape = plan_shape(of_documents, global_rows)

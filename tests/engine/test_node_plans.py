@@ -1,6 +1,7 @@
 """Plans of windows that the ranks of a node share: the same as those that each rank makes alone, whoever dies."""
 
 import errno
+import gc
 import itertools
 import os
 import signal
@@ -12,17 +13,25 @@ from typing import Any
 
 import numpy as np
 import pytest
+from held import Held
 from streams import take
 
 from dali_pipes import TokenLoader
 from dali_pipes.engine import node_plans
 from dali_pipes.engine.node_plans import NodePlans, PlanShape, plan_shape
+from dali_pipes.placement import node_memory
+from dali_pipes.placement.node_memory import NodeMemory
 from dali_pipes.rows.document_rows import DocumentRows
 from dali_pipes.rows.packing import Packing, PackingCounts
 from dali_pipes.runtime.locks import lock_number, unlock_number
 
 SHAPE = PlanShape(windows_a_step=3, slot_bytes=4096, slots=13)
 _numbers = itertools.count()
+
+
+@pytest.fixture(autouse=True)
+def share_small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_plans, "_LEAST_PIECES", 1)
 
 
 @pytest.fixture
@@ -308,3 +317,84 @@ def test_another_choice_of_documents_is_another_plan(tmp_path: Path, monkeypatch
     assert max(found[0]) < 60 <= min(found[1])
     for loader in loaders:
         loader.close()
+
+
+@pytest.mark.parametrize("fault", ["no sockets", "no connection", "no memfd", "no /proc"])
+def test_where_nothing_can_be_shared_each_rank_plans_for_itself(
+    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    np.tile(np.array([1, 2, 3, 0, 5, 0], np.uint16), 20).tofile(tmp_path / "ids.bin")
+    settings: dict[str, Any] = {"corpus": str(tmp_path / "ids.bin"), "dtype": "uint16", "eos_id": 0, "seq_len": 8}
+    settings |= {"rows": "pack", "batch_size": 4, "device": "cpu", "quiet": True, "window_documents": 2}
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+
+    def fail(*_: object, **__: object) -> Any:
+        raise PermissionError(errno.EPERM, "not permitted")
+
+    def nowhere(self: NodeMemory) -> Path:
+        return tmp_path / "not there" / "0"
+
+    if fault == "no sockets":
+        monkeypatch.setattr(node_memory, "_listen", fail)
+    elif fault == "no connection":
+        monkeypatch.setattr(node_memory, "_listen", lambda name: None)
+        monkeypatch.setattr(node_plans, "_ANSWER_S", 0.2)
+    elif fault == "no memfd":
+        monkeypatch.setattr(node_memory, "_create_memfd", fail)
+    else:
+        monkeypatch.setattr(NodeMemory, "path", property(nowhere))
+    with TokenLoader(**settings) as loader:
+        assert loader._built._node_plans is None
+        assert len(take(loader, 3)) == 3
+
+
+@pytest.mark.parametrize(("batch_size", "least", "shares"), [(1, 1, False), (4, 4, True), (4, 4096, False)])
+def test_only_plans_of_steps_of_several_large_windows_are_shared(
+    batch_size: int, least: int, shares: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    np.tile(np.array([1, 2, 3, 0, 5, 0], np.uint16), 20).tofile(tmp_path / "ids.bin")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    settings: dict[str, Any] = {"corpus": str(tmp_path / "ids.bin"), "dtype": "uint16", "eos_id": 0, "seq_len": 6}
+    settings |= {"rows": "pack", "device": "cpu", "quiet": True, "window_documents": 4, "world_size": 2, "rank": 0}
+    monkeypatch.setattr(node_plans, "_LEAST_PIECES", least)
+    with TokenLoader(**settings, batch_size=batch_size) as loader:
+        assert (loader._built._node_plans is not None) is shares
+
+
+def test_jobs_do_not_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another one may run other code of the same version."""
+    np.tile(np.array([1, 2, 3, 0, 5, 0], np.uint16), 20).tofile(tmp_path / "ids.bin")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    settings: dict[str, Any] = {"corpus": str(tmp_path / "ids.bin"), "dtype": "uint16", "eos_id": 0, "seq_len": 6}
+    settings |= {"rows": "pack", "device": "cpu", "quiet": True, "window_documents": 2, "batch_size": 4}
+    loaders = []
+    for port in (1, 2, 1):
+        monkeypatch.setenv("MASTER_PORT", str(port))
+        loaders.append(TokenLoader(**settings))
+    memories = []
+    for loader in loaders:
+        plans = loader._built._node_plans
+        assert plans is not None
+        memories.append(plans._memory.path.stat().st_ino)
+        loader.close()
+    assert memories[0] == memories[2] != memories[1]
+
+
+def test_loaders_leave_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    np.tile(np.array([1, 2, 3, 0, 5, 0], np.uint16), 20).tofile(tmp_path / "ids.bin")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    settings: dict[str, Any] = {"corpus": str(tmp_path / "ids.bin"), "dtype": "uint16", "eos_id": 0, "seq_len": 6}
+    settings |= {"rows": "pack", "device": "cpu", "quiet": True, "window_documents": 2, "batch_size": 4}
+    before, loaders = Held.now(), []
+    for number in range(6):
+        loader = TokenLoader(**settings)
+        assert loader._built._node_plans is not None
+        take(loader, 1)
+        if number % 2:
+            loader.close()
+            loaders.append(loader)
+    del loader
+    gc.collect()
+    for loader in loaders:  # closed ones leave nothing even while they are referred to
+        assert loader._built._node_plans is not None
+    assert not before.left()

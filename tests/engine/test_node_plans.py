@@ -386,7 +386,7 @@ def test_loaders_leave_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     settings: dict[str, Any] = {"corpus": str(tmp_path / "ids.bin"), "dtype": "uint16", "eos_id": 0, "seq_len": 6}
     settings |= {"rows": "pack", "device": "cpu", "quiet": True, "window_documents": 2, "batch_size": 4}
     before, loaders = Held.now(), []
-    for number in range(6):
+    for number in range(4):
         loader = TokenLoader(**settings)
         assert loader._built._node_plans is not None
         take(loader, 1)

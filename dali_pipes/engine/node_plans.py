@@ -7,16 +7,23 @@
 Every rank of a step needs the windows of the whole step. A rank that finds a window being made by another one makes one
 of the next windows meanwhile, so eight ranks make eight windows, and each copies seven. A slot is locked while its
 plan is written, and shared while it is read; the system releases the locks of a process that ends. Nothing depends on
-the other ranks: what is not there in time is planned again, with the same outcome.
+the other ranks: what is not there in time is planned again, with the same outcome, and that rank shares no more plans.
+
+Only where a step spans several large windows: one that lasts for several steps costs each of them next to nothing, and
+a small one less than the locks.
 """
 
 import contextlib
+import errno
 import hashlib
+import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum, auto
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,17 +39,26 @@ from dali_pipes.rows.packing import Packing, PackingCounts
 from dali_pipes.runtime.locks import lock_number, unlock_number
 
 _WAIT_S = 2.0
-"""After which a plan that another process is still making is made here, too: a window takes some 10 ms."""
+"""After which a plan that another process is still making is made here, as are all others from then on: a window takes
+some 10 ms, and a process that was stopped would hold each of them up."""
 _FIRST_LOOK_S, _LONGEST_LOOK_S = 0.001, 0.008
 _ANSWER_S = 2.0
 _HEADER = 16
 """Words: digest of the window (2), rows, pieces, bytes of an entry of each array (4), counts (4)."""
 _TOO_MANY_ROWS = -1
 _MOST_BYTES = 1 << 30
+_LEAST_PIECES = 4096
+"""Of a window. The plan of a smaller one takes less time than the locks and the copy."""
 _SPARE_SLOTS = 4
 """For the windows of steps that other ranks are ahead by."""
+_JOB = ("MASTER_ADDR", "MASTER_PORT")
+"""Variables that the ranks of a job have in common: another job may run other code of the same version."""
 
 Make = Callable[[int], Packing]
+
+
+class _LocksFailedError(Exception):
+    """Nothing can be locked any more."""
 
 
 class _Unread(Enum):
@@ -77,22 +93,24 @@ def plan_shape(sources: Sequence[DocumentRows], global_rows: int) -> PlanShape:
 def share_plans(
     config: LoaderConfig, corpora: Iterable[Corpus], sources: Iterable[object], global_rows: int
 ) -> "NodePlans | None":
-    """Let the rows that are made of documents share their plans with those of other ranks; None where none are.
+    """Let the rows that are made of documents share their plans with those of other ranks; None where none do.
 
     Blocks until the process that has the memory has answered, 2 s at most.
     """
     # Rows whose length a state may change plan for themselves.
     of_documents = [rows for rows in sources if isinstance(rows, DocumentRows) and rows.lengths is None]
+    of_documents = [rows for rows in of_documents if rows.window_sizes()[0] >= _LEAST_PIECES]
     if not of_documents:
         return None
     shape = plan_shape(of_documents, global_rows)
-    if shape.slots * shape.slot_bytes > _MOST_BYTES:
+    if shape.windows_a_step == 1 or shape.slots * shape.slot_bytes > _MOST_BYTES:
         return None
     # The files as they are now, and what is read of them; `keep` is in the fingerprint.
-    contents = [(corpus.content_key, corpus.fingerprint) for corpus in corpora]
+    contents = [(corpus.content_key, corpus.fingerprint, corpus.eos_id) for corpus in corpora]
+    job = [os.environ.get(name) for name in _JOB]
     settings = config.model_dump(exclude={"rank", "device", "context_parallel"})
     try:
-        plans = NodePlans(f"{__version__} {contents} {settings}", shape)
+        plans = NodePlans(f"{__version__} {job} {contents} {settings}", shape)
     except (BackendError, OSError):  # too little memory, or a process that was stopped: each rank plans for itself
         return None
     for number, rows in enumerate(of_documents):
@@ -103,39 +121,57 @@ def share_plans(
 class NodePlans:
     """The plans of one loader. Safe for several threads.
 
-    key: stands for all that the plans depend on. Raises `BackendError` if there is too little memory, or no lock.
+    key: stands for all that the plans depend on. Raises `BackendError` or OSError if there is no memory, or no lock.
     """
 
     def __init__(self, key: str, shape: PlanShape) -> None:
         self._shape, self._ahead = shape, shape.windows_a_step
         size = shape.slots * shape.slot_bytes
         self._memory = NodeMemory(f"plans {key}", size, lambda memory, advance: None, "plans of rows", _ANSWER_S)
-        with contextlib.suppress(BlockingIOError):  # another rank tries it, too
-            held = lock_number(self._memory.path, size)
-            if held is None:
-                self._memory.close()
-                raise BackendError("locks of parts of a file do not work here")
-            unlock_number(held)
+        try:
+            with contextlib.suppress(BlockingIOError):  # another rank tries it, too
+                unlock_number(_locked(self._memory.path, size))
+        except OSError:
+            self._memory.close()
+            raise
         self._words = self._memory.array.view(np.int64).reshape(shape.slots, -1)
         self._closed = threading.Event()
         self._use = threading.Lock()  # while a slot is read or written, so that `close` waits for it
         self.made = self.copied = 0
         """Windows that this rank has planned, and that it has copied from others."""
+        _all_plans.add(self)
 
     def close(self) -> None:
         """Leave the memory to the other ranks. Plans are made here from now on. Idempotent."""
         with self._use:
             self._closed.set()
-            self._words = self._words[:0]
+            self._words = np.empty((0, 0), np.int64)  # not a part of the memory, which would stay
             self._memory.close()
+
+    def begin_child(self) -> None:
+        """In a forked child, where nobody releases a lock that a thread of the parent held."""
+        self._use = threading.Lock()
 
     def plan(self, number: int, epoch: int, window: int, make: Make, end: int) -> Packing:
         """The plan of a window of one epoch of a source. Blocks while it is made, here or by another rank.
 
         make: returns the plan of any window before `end`
         """
-        source, give_up = (number, epoch), time.monotonic() + _WAIT_S
-        look_s = _FIRST_LOOK_S
+        source = (number, epoch)
+        found: Packing | _Unread
+        try:
+            found = self._found(source, window, make, end)
+        except _LocksFailedError:
+            found = _Unread.BUSY
+        if isinstance(found, Packing):
+            return found
+        if found is not _Unread.TOO_LARGE:
+            self.close()
+        return self._made(make, window)
+
+    def _found(self, source: tuple[int, int], window: int, make: Make, end: int) -> Packing | _Unread:
+        """A plan that was copied, or made and stored; BUSY if another process has been at it for too long."""
+        look_s, give_up = _FIRST_LOOK_S, time.monotonic() + _WAIT_S
         others = iter(range(window + 1, min(window + 1 + self._ahead, end)))
         while time.monotonic() < give_up and not self._closed.is_set():
             found = self._read(source, window)
@@ -143,7 +179,7 @@ class NodePlans:
                 self.copied += 1
                 return found
             if found is _Unread.TOO_LARGE:
-                break
+                return found
             if found is _Unread.MISSING:
                 made = self._make(source, window, make)
                 if made is not None:
@@ -154,7 +190,8 @@ class NodePlans:
                 look_s = min(2 * look_s, _LONGEST_LOOK_S)
             elif self._read(source, other, only_look=True) is _Unread.MISSING:
                 self._make(source, other, make)
-        return self._made(make, window)
+                give_up = time.monotonic() + _WAIT_S
+        return _Unread.BUSY
 
     def _made(self, make: Make, window: int) -> Packing:
         self.made += 1
@@ -179,9 +216,12 @@ class NodePlans:
         """The lock of a slot; None if another process or thread has it. `_use` is held."""
         if self._closed.is_set():
             return None
-        with contextlib.suppress(OSError):
-            return lock_number(self._memory.path, self._slot(source, window), shared=shared)
-        return None
+        try:
+            return _locked(self._memory.path, self._slot(source, window), shared=shared)
+        except BlockingIOError:
+            return None
+        except OSError as error:  # such as too many open files
+            raise _LocksFailedError from error
 
     def _slot(self, source: tuple[int, int], window: int) -> int:
         first = int.from_bytes(_digest(source, 0).tobytes()[:4], "little")
@@ -225,6 +265,25 @@ class NodePlans:
                 begin += column.nbytes
             words[2:12] = (packing.num_rows, columns[1].size, *(column.itemsize for column in columns), *packing.counts)
         words[:2] = digest
+
+
+_all_plans: "weakref.WeakSet[NodePlans]" = weakref.WeakSet()
+
+
+def _begin_child() -> None:
+    for plans in list(_all_plans):
+        plans.begin_child()
+
+
+os.register_at_fork(after_in_child=_begin_child)
+
+
+def _locked(path: Path, number: int, *, shared: bool = False) -> int:
+    """As `lock_number`, but OSError where there are no such locks."""
+    held = lock_number(path, number, shared=shared)
+    if held is None:
+        raise OSError(errno.ENOLCK, "locks of parts of a file do not work here")
+    return held
 
 
 def _digest(source: tuple[int, int], window: int) -> npt.NDArray[np.int64]:

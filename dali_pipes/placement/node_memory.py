@@ -9,6 +9,7 @@ that waits for it takes its place; afterwards all have the memory, and nobody ne
 """
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import hashlib
@@ -37,6 +38,8 @@ ANSWER_S = 30.0
 _PROGRESS_S = 0.1
 _CREDENTIALS = struct.Struct("3i")  # process, user, group
 _PROGRESS = struct.Struct("<Q")
+_MFD_CLOEXEC, _MFD_ALLOW_SEALING, _F_ADD_SEALS, _F_SEAL_SHRINK, _F_SEAL_GROW = 1, 2, 1033, 2, 4
+"""As in Linux; Python lacks them, and `os.memfd_create`, where it was built for an old libc, as for conda and uv."""
 
 
 class NodeMemory:
@@ -65,7 +68,8 @@ class NodeMemory:
         self._server: _Server | None = None
         self._release: weakref.finalize[..., NodeMemory] | None = None
         name = socket_name(key, size)
-        while True:
+        # Bounded: anyone may take the name without listening there, so that nobody can connect.
+        for _ in range(max(2, round(self._answer_s / _PROGRESS_S))):
             listener = _listen(name)
             if listener is not None:
                 self._fill(listener, fill)
@@ -75,6 +79,10 @@ class NodeMemory:
                 self._map(descriptor)
                 return
             time.sleep(_PROGRESS_S)  # the process that was to fill it has ended
+        raise BackendError(
+            f"{self._text}: a process has taken the socket @{name[1:]} and does not answer; end that process, or use "
+            "another placement"
+        )
 
     def allocate(self, begin: int, end: int) -> None:
         """Take the memory of bytes `begin` to `end`. What is missing is an error here, and would be SIGBUS later."""
@@ -104,9 +112,9 @@ class NodeMemory:
             available, why = available_bytes()
             if self.size > available:
                 raise self._too_little(available, why)
-            server.descriptor = os.memfd_create("dali_pipes", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            server.descriptor = _create_memfd()
             os.ftruncate(server.descriptor, self.size)
-            fcntl.fcntl(server.descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+            fcntl.fcntl(server.descriptor, _F_ADD_SEALS, _F_SEAL_SHRINK | _F_SEAL_GROW)
             self._map(os.dup(server.descriptor))
             with progress_bar(f"{self._text} to host memory", self.size, in_bytes=True) as advance:
 
@@ -242,6 +250,15 @@ def socket_name(key: str, size: int) -> str:
     """The abstract name at which the process that fills the memory listens."""
     digest = hashlib.sha256(f"{os.getuid()} {size} {key}".encode()).hexdigest()
     return f"\0dali_pipes-{digest[:32]}"
+
+
+def _create_memfd() -> int:
+    create = getattr(ctypes.CDLL(None, use_errno=True), "memfd_create", None)
+    descriptor = -1 if create is None else int(create(b"dali_pipes", _MFD_CLOEXEC | _MFD_ALLOW_SEALING))
+    if descriptor < 0:
+        number = errno.ENOSYS if create is None else ctypes.get_errno()
+        raise OSError(number, f"memfd_create: {os.strerror(number)}")
+    return descriptor
 
 
 def _listen(name: str) -> socket.socket | None:

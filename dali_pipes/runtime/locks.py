@@ -14,6 +14,8 @@ from pathlib import Path
 
 _FLOCK = struct.Struct("@hhqqi0q")
 """`struct flock`: type, whence, first byte, length, process."""
+_F_OFD_SETLK = 37
+"""As in Linux. `fcntl` lacks it where Python was built for a libc of before 2014, as those of conda and uv are."""
 
 
 def lock(path: Path, *, wait: bool = True) -> tuple[int | None, bool]:
@@ -68,7 +70,7 @@ def lock_number(path: Path, number: int, *, shared: bool = False) -> int | None:
     kind = fcntl.F_RDLCK if shared else fcntl.F_WRLCK
     try:
         # Of the open file, not of the process: threads exclude one another, too.
-        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, number, 1, 0))
+        fcntl.fcntl(descriptor, _F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, number, 1, 0))
     except OSError as error:
         os.close(descriptor)
         if error.errno in (errno.EAGAIN, errno.EACCES):
@@ -83,7 +85,7 @@ def lock_number(path: Path, number: int, *, shared: bool = False) -> int | None:
 def unlock_number(descriptor: int) -> None:
     """Release a numbered lock, also where a child that was forked meanwhile has its descriptor."""
     with contextlib.suppress(OSError):
-        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0))
+        fcntl.fcntl(descriptor, _F_OFD_SETLK, _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0))
     os.close(descriptor)
 
 

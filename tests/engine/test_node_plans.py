@@ -1,5 +1,7 @@
 """Plans of windows that the ranks of a node share: the same as those that each rank makes alone, whoever dies."""
 
+import errno
+import gc
 import itertools
 import os
 import signal
@@ -11,18 +13,25 @@ from typing import Any
 
 import numpy as np
 import pytest
+from held import Held
 from streams import take
 
 from dali_pipes import TokenLoader
 from dali_pipes.engine import node_plans
 from dali_pipes.engine.node_plans import NodePlans, PlanShape, plan_shape
-from dali_pipes.errors import BackendError
+from dali_pipes.placement import node_memory
+from dali_pipes.placement.node_memory import NodeMemory
 from dali_pipes.rows.document_rows import DocumentRows
 from dali_pipes.rows.packing import Packing, PackingCounts
 from dali_pipes.runtime.locks import lock_number, unlock_number
 
 SHAPE = PlanShape(windows_a_step=3, slot_bytes=4096, slots=13)
 _numbers = itertools.count()
+
+
+@pytest.fixture(autouse=True)
+def share_small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_plans, "_LEAST_PIECES", 1)
 
 
 @pytest.fixture
@@ -173,6 +182,8 @@ def test_nobody_waits_long_for_a_rank_that_was_stopped(
     assert_same(second.plan(0, 0, 5, make, 7), packing(5))
     assert made == [6, 5], "the next window is planned meanwhile, and this one at last"
     assert_same(first.plan(0, 0, 6, never, 7), packing(6))
+    monkeypatch.setattr(node_plans, "_WAIT_S", 1000.0)
+    assert_same(second.plan(0, 0, 5, packing, 7), packing(5))  # does not wait: it shares nothing any more
     unlock_number(held)
 
 
@@ -191,9 +202,43 @@ def test_closing_ends_the_wait(join: Callable[..., NodePlans], monkeypatch: pyte
 
 
 def test_without_locks_each_rank_plans_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_plans, "lock_number", lambda *_: None)
-    with pytest.raises(BackendError):
+    monkeypatch.setattr(node_plans, "lock_number", lambda *_, **__: None)
+    with pytest.raises(OSError, match="locks"):
         NodePlans(f"no locks {os.getpid()}", SHAPE)
+
+
+def test_without_descriptors_for_locks_nobody_waits(
+    join: Callable[..., NodePlans], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_plans, "_WAIT_S", 1000.0)
+    plans = join()
+
+    def none_left(*_: object, **__: object) -> int:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(node_plans, "lock_number", none_left)
+        assert_same(plans.plan(0, 0, 5, packing, 9), packing(5))
+    assert_same(plans.plan(0, 0, 6, packing, 9), packing(6))
+    assert plans._closed.is_set()
+
+
+def test_a_forked_child_closes_while_a_thread_of_its_parent_copies(join: Callable[..., NodePlans]) -> None:
+    plans, other = join(), join()
+    with plans._use:
+        child = os.fork()
+        if child == 0:
+            signal.alarm(30)
+            try:
+                assert_same(plans.plan(0, 0, 5, packing, 9), packing(5))
+                plans.close()
+                os._exit(0)
+            finally:
+                os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert_same(plans.plan(0, 0, 5, never, 9), packing(5))
+    assert_same(other.plan(0, 0, 5, never, 9), packing(5))
+    assert_same(join().plan(0, 0, 5, never, 9), packing(5))  # the child has not ended the service
 
 
 def lock_of(plans: NodePlans, window: int) -> int:
@@ -223,7 +268,7 @@ def test_loaders_of_two_ranks_give_the_same_batches_and_states(
     ids = np.random.default_rng(1).integers(0, 12, 1_500).astype(np.uint16)
     ids.tofile(tmp_path / "ids.bin")
     settings: dict[str, Any] = {"corpus": str(tmp_path / "ids.bin"), "dtype": "uint16", "eos_id": 0, "seq_len": 16}
-    settings |= {"batch_size": 2, "device": "cpu", "world_size": 2, "window_documents": 20, "quiet": True}
+    settings |= {"batch_size": 2, "device": "cpu", "world_size": 2, "window_documents": 3, "quiet": True}
     settings |= KINDS[kind]
     settings = {name: value for name, value in settings.items() if value is not None}
 
@@ -262,11 +307,94 @@ def test_another_choice_of_documents_is_another_plan(tmp_path: Path, monkeypatch
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     settings: dict[str, Any] = {"corpus": str(tmp_path / "ids.bin"), "dtype": "uint16", "eos_id": 0, "seq_len": 8}
     settings |= {"rows": "pack", "batch_size": 2, "device": "cpu", "quiet": True, "keep": str(tmp_path / "keep.npy")}
+    settings["window_documents"] = 2
     loaders, found = [], []
     for kept in (range(20), range(20, 40)):
         np.save(tmp_path / "keep.npy", np.isin(np.arange(40), kept))
         loaders.append(TokenLoader(**settings))
+        assert loaders[-1]._built._node_plans is not None
         found.append(sorted({loaders[-1].locate(step, row).position for step in range(4) for row in range(2)}))
     assert max(found[0]) < 60 <= min(found[1])
     for loader in loaders:
         loader.close()
+
+
+@pytest.mark.parametrize("fault", ["no sockets", "no connection", "no memfd", "no /proc"])
+def test_where_nothing_can_be_shared_each_rank_plans_for_itself(
+    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    np.tile(np.array([1, 2, 3, 0, 5, 0], np.uint16), 20).tofile(tmp_path / "ids.bin")
+    settings: dict[str, Any] = {"corpus": str(tmp_path / "ids.bin"), "dtype": "uint16", "eos_id": 0, "seq_len": 8}
+    settings |= {"rows": "pack", "batch_size": 4, "device": "cpu", "quiet": True, "window_documents": 2}
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+
+    def fail(*_: object, **__: object) -> Any:
+        raise PermissionError(errno.EPERM, "not permitted")
+
+    def nowhere(self: NodeMemory) -> Path:
+        return tmp_path / "not there" / "0"
+
+    if fault == "no sockets":
+        monkeypatch.setattr(node_memory, "_listen", fail)
+    elif fault == "no connection":
+        monkeypatch.setattr(node_memory, "_listen", lambda name: None)
+        monkeypatch.setattr(node_plans, "_ANSWER_S", 0.2)
+    elif fault == "no memfd":
+        monkeypatch.setattr(node_memory, "_create_memfd", fail)
+    else:
+        monkeypatch.setattr(NodeMemory, "path", property(nowhere))
+    with TokenLoader(**settings) as loader:
+        assert loader._built._node_plans is None
+        assert len(take(loader, 3)) == 3
+
+
+@pytest.mark.parametrize(("batch_size", "least", "shares"), [(1, 1, False), (4, 4, True), (4, 4096, False)])
+def test_only_plans_of_steps_of_several_large_windows_are_shared(
+    batch_size: int, least: int, shares: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    np.tile(np.array([1, 2, 3, 0, 5, 0], np.uint16), 20).tofile(tmp_path / "ids.bin")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    settings: dict[str, Any] = {"corpus": str(tmp_path / "ids.bin"), "dtype": "uint16", "eos_id": 0, "seq_len": 6}
+    settings |= {"rows": "pack", "device": "cpu", "quiet": True, "window_documents": 4, "world_size": 2, "rank": 0}
+    monkeypatch.setattr(node_plans, "_LEAST_PIECES", least)
+    with TokenLoader(**settings, batch_size=batch_size) as loader:
+        assert (loader._built._node_plans is not None) is shares
+
+
+def test_jobs_do_not_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another one may run other code of the same version."""
+    np.tile(np.array([1, 2, 3, 0, 5, 0], np.uint16), 20).tofile(tmp_path / "ids.bin")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    settings: dict[str, Any] = {"corpus": str(tmp_path / "ids.bin"), "dtype": "uint16", "eos_id": 0, "seq_len": 6}
+    settings |= {"rows": "pack", "device": "cpu", "quiet": True, "window_documents": 2, "batch_size": 4}
+    loaders = []
+    for port in (1, 2, 1):
+        monkeypatch.setenv("MASTER_PORT", str(port))
+        loaders.append(TokenLoader(**settings))
+    memories = []
+    for loader in loaders:
+        plans = loader._built._node_plans
+        assert plans is not None
+        memories.append(plans._memory.path.stat().st_ino)
+        loader.close()
+    assert memories[0] == memories[2] != memories[1]
+
+
+def test_loaders_leave_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    np.tile(np.array([1, 2, 3, 0, 5, 0], np.uint16), 20).tofile(tmp_path / "ids.bin")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    settings: dict[str, Any] = {"corpus": str(tmp_path / "ids.bin"), "dtype": "uint16", "eos_id": 0, "seq_len": 6}
+    settings |= {"rows": "pack", "device": "cpu", "quiet": True, "window_documents": 2, "batch_size": 4}
+    before, loaders = Held.now(), []
+    for number in range(4):
+        loader = TokenLoader(**settings)
+        assert loader._built._node_plans is not None
+        take(loader, 1)
+        if number % 2:
+            loader.close()
+            loaders.append(loader)
+    del loader
+    gc.collect()
+    for loader in loaders:  # closed ones leave nothing even while they are referred to
+        assert loader._built._node_plans is not None
+    assert not before.left()

@@ -1,9 +1,12 @@
 """Memory that the processes of a node share: filled once, whoever dies, and gone with the last of them."""
 
 import contextlib
+import ctypes
+import fcntl
 import gc
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -22,6 +25,7 @@ from dali_pipes.errors import BackendError, CorpusReadError
 from dali_pipes.placement import node_memory
 from dali_pipes.placement.node_memory import NodeMemory, available_bytes, socket_name
 from dali_pipes.rows.source import Source
+from dali_pipes.runtime.locks import lock_number, unlock_number
 
 SIZE = 3_000_017
 WAIT_S = 60.0
@@ -222,6 +226,51 @@ def test_a_forked_child_neither_keeps_the_name_nor_answers(tmp_path: Path) -> No
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
+
+
+def test_a_name_that_another_process_took_without_listening_is_an_error(tmp_path: Path) -> None:
+    key = f"{tmp_path} {os.getpid()}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as squatter:
+        squatter.bind(socket_name(key, 4096))
+        with pytest.raises(BackendError, match=socket_name(key, 4096)[1:]):
+            NodeMemory(key, 4096, lambda memory, advance: None, "the corpus", answer_s=0.2)
+
+
+def test_memory_of_another_user_is_refused_and_not_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process of any user may take the name, and may connect to it."""
+    key, of_user = f"{tmp_path} {os.getpid()}", node_memory._peer
+    memory = NodeMemory(key, 4096, lambda memory, advance: None, "the corpus")
+    monkeypatch.setattr(node_memory, "_peer", lambda connection: (*of_user(connection)[:1], os.getuid() + 1, 0))
+    with pytest.raises(BackendError, match=f"{os.getuid() + 1:,}"):
+        NodeMemory(key, 4096, lambda memory, advance: None, "the corpus")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+        connection.settimeout(WAIT_S)
+        connection.connect(socket_name(key, 4096))
+        assert socket.recv_fds(connection, 8, 1)[:2] == (b"", [])
+    memory.close()
+
+
+def test_a_python_built_for_an_old_libc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of conda and uv, on a system that has what they lack."""
+    for name in ("memfd_create", "MFD_CLOEXEC", "MFD_ALLOW_SEALING"):
+        monkeypatch.delattr(os, name, raising=False)
+    for name in ("F_OFD_SETLK", "F_ADD_SEALS", "F_SEAL_SHRINK", "F_SEAL_GROW"):
+        monkeypatch.delattr(fcntl, name, raising=False)
+    memory = NodeMemory(str(tmp_path), 4096, lambda memory, advance: None, "the corpus")
+    held = lock_number(memory.path, 3)
+    assert held is not None
+    with pytest.raises(BlockingIOError):
+        lock_number(memory.path, 3)
+    with pytest.raises(OSError, match="not permitted"):
+        os.truncate(memory.path, 0)
+    unlock_number(held)
+    memory.close()
+
+
+def test_a_system_without_memfd_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: object())
+    with pytest.raises(OSError, match="memfd_create"):
+        NodeMemory(str(tmp_path), 4096, lambda memory, advance: None, "the corpus")
 
 
 @pytest.mark.parametrize("masked", [False, True])

@@ -125,11 +125,13 @@ def inspect(file: ByteFile, options: OpenOptions) -> list[DataFile]:
     if file.size <= _HELD_BYTES:
         file = HeldFile(file)
     footer, samples = _read_footer(file), read_samples(file)
-    parsed = _parse(footer, options) if len(footer) <= _PARSED_BYTES else None
+    # The column of an object that was read whole costs nothing now, but several requests later.
+    by_footer = not (isinstance(path, Uri) and isinstance(file, HeldFile))
+    parsed = _parse(footer, options) if by_footer and len(footer) <= _PARSED_BYTES else None
     kept = place.find(footer, samples) if parsed is None else None
     parquet = None
     found = parsed if kept is None else _Opened(kept.columns, kept.rows, kept.sizes, kept.totals)
-    if found is None and len(footer) > _PARSED_BYTES:
+    if found is None and by_footer and len(footer) > _PARSED_BYTES:
         found = _parse(footer, options)
     if found is None:
         with damage_named(path, "footer"):

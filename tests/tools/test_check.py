@@ -175,6 +175,7 @@ def test_every_damaged_row_group_is_listed_and_the_others_are_read(tmp_path: Pat
         [("0", "1", "6")], [("0", "2", "12")], [("2", "1", "54")], [("2", "2", "60")]
     ]  # fmt: skip
     assert report["ids_looked_at"] == 72 - 4 * 6
+    assert "unreadable" in next(line for line in run_well("inspect", str(tmp_path)).splitlines() if "documents" in line)
 
 
 def damage_sizes(folder: Path) -> Path:

@@ -8,7 +8,7 @@ replaced file is an error and the metadata of many files need not be kept.
 
 The footer counts the values of a column, an empty or null list among them as one. Its statistics count those, if a
 writer is known to do so (`_COUNTS_NULLS`): where there are none, opening reads the footer alone, and the lengths of
-rows are read when documents are needed. Otherwise opening reads the column.
+rows are read when documents are needed. Otherwise, and of a small object, opening reads the column.
 (Format: https://parquet.apache.org/docs/file-format/)
 """
 

@@ -27,11 +27,13 @@ def join_offsets(files: Sequence[DataFile], content_key: str) -> Int64Array:
     small = [file for file in files if file.measure_rows is not None and file.size < row_chunks.LEAST_KEPT_BYTES]
     if len(small) < kept_tables.LEAST_FILES:
         return _read(files)
-    documents, tokens = sum(file.num_documents or 0 for file in files), sum(file.num_tokens for file in files)
+    first_documents = np.cumsum([0, *(file.num_documents or 0 for file in files)])
+    first_tokens = np.cumsum([0, *(file.num_tokens for file in files)])
 
     def is_plausible(offsets: Int64Array) -> bool:
-        is_whole = len(offsets) == documents + 1 and offsets[-1] == tokens
-        return bool(is_whole) and offset_cache.may_be_offsets(offsets, strictly=False)
+        is_whole = len(offsets) == first_documents[-1] + 1
+        agrees = is_whole and np.array_equal(offsets[first_documents], first_tokens)
+        return agrees and offset_cache.may_be_offsets(offsets, strictly=False)
 
     about = f"dali_pipes rows of {len(files)} tables {KEPT_VERSION} {content_key}".encode()
     paths = [file.path for file in files]

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
 import pytest
 from commands import one_line_error, run_json, run_well
 from corpus_files import write_llmc, write_megatron, write_shard
@@ -152,8 +154,28 @@ def test_what_became_unreadable_is_found_where_it_begins(tmp_path: Path, cut_at:
     (fault,) = scan.unreadable.first
     assert fault.position == 1000 + cut_at
     assert "1.bin" in fault.reason
-    assert scan.looked_at == 1000 + cut_at
-    assert fault.value == 2000 - cut_at
+    assert scan.looked_at == 2000 + cut_at
+    assert fault.value == 1000 - cut_at
+
+
+def test_every_damaged_row_group_is_listed_and_the_others_are_read(tmp_path: Path) -> None:
+    rows = pa.array([[7, 8, 9]] * 8, pa.list_(pa.int32()))
+    for number in range(3):
+        path = tmp_path / f"{number}.parquet"
+        options = {"row_group_size": 2, "write_page_checksum": True, "use_dictionary": False}
+        pa.parquet.write_table(pa.table({"input_ids": rows}), path, **options)
+        content = bytearray(path.read_bytes())
+        for group in (1, 2) if number != 1 else ():
+            column = pa.parquet.ParquetFile(path).metadata.row_group(group).column(0)
+            content[column.data_page_offset + column.total_compressed_size - 2] ^= 1
+        path.write_bytes(content)
+    report = run_json("check", str(tmp_path), status=1)
+    unread = [problem["message"] for problem in report["problems"] if "documents" not in problem["message"]]
+    assert [re.findall(r"(\d)\.parquet.* group (\d).* position (\d+)", message) for message in unread] == [
+        [("0", "1", "6")], [("0", "2", "12")], [("2", "1", "54")], [("2", "2", "60")]
+    ]  # fmt: skip
+    assert report["ids_looked_at"] == 72 - 4 * 6
+    assert "unreadable" in next(line for line in run_well("inspect", str(tmp_path)).splitlines() if "documents" in line)
 
 
 def damage_sizes(folder: Path) -> Path:

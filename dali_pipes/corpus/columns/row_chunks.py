@@ -35,8 +35,9 @@ from dali_pipes.corpus.columns.token_columns import LOSS_MASK, TokenColumns
 from dali_pipes.corpus.data_file import DataFile, Int64Array
 from dali_pipes.errors import CorpusFormatError, DaliPipesError
 from dali_pipes.runtime import offset_cache
+from dali_pipes.storage.byte_file import check_unchanged
 from dali_pipes.storage.fingerprint import digest_content
-from dali_pipes.uris import FilePath
+from dali_pipes.uris import FilePath, Uri
 
 LEAST_KEPT_BYTES = 1 << 16
 """Columns of fewer bytes are read again, or kept together with those of other files (`kept_tables`)."""
@@ -201,6 +202,8 @@ class RowReader:
         return set(self.columns.beside) <= {LOSS_MASK}
 
     def _scan(self, scans: ColumnScans) -> Int64Array:
+        if self.known_totals is not None and not isinstance(self.chunks.path, Uri):  # read later than it was opened
+            check_unchanged(self.chunks.path, self.identity)
         offsets = None if fields.LABELS in self.columns.beside else self.read_row_offsets
         lengths = None if offsets is None else np.diff(offsets())
         facts = join_facts(scans.for_chunks(partial(self._measure, lengths), self.chunks.sizes))

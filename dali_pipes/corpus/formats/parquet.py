@@ -8,7 +8,7 @@ replaced file is an error and the metadata of many files need not be kept.
 
 The footer counts the values of a column, an empty or null list among them as one. Its statistics count those, if a
 writer is known to do so (`_COUNTS_NULLS`): where there are none, opening reads the footer alone, and the lengths of
-rows are read when documents are needed. Otherwise opening reads the column.
+rows are read when documents are needed. Otherwise, and of a small object, opening reads the column.
 (Format: https://parquet.apache.org/docs/file-format/)
 """
 
@@ -125,11 +125,13 @@ def inspect(file: ByteFile, options: OpenOptions) -> list[DataFile]:
     if file.size <= _HELD_BYTES:
         file = HeldFile(file)
     footer, samples = _read_footer(file), read_samples(file)
-    parsed = _parse(footer, options) if len(footer) <= _PARSED_BYTES else None
+    # The column of an object that was read whole costs nothing now, but several requests later.
+    by_footer = not (isinstance(path, Uri) and isinstance(file, HeldFile))
+    parsed = _parse(footer, options) if by_footer and len(footer) <= _PARSED_BYTES else None
     kept = place.find(footer, samples) if parsed is None else None
     parquet = None
     found = parsed if kept is None else _Opened(kept.columns, kept.rows, kept.sizes, kept.totals)
-    if found is None and len(footer) > _PARSED_BYTES:
+    if found is None and by_footer and len(footer) > _PARSED_BYTES:
         found = _parse(footer, options)
     if found is None:
         with damage_named(path, "footer"):

@@ -1,7 +1,7 @@
 """Scan the ids of a corpus, all of them or a sample, in parallel threads and with memory for a few chunks.
 
 corpus    |----------|----------|----------|-----|        spans, each scanned by one of several threads
-               ^ an id out of range    ^ cannot be read from here to the end of its span
+               ^ an id out of range    ^ cannot be read from here to the end of its span, chunk or file
 """
 
 import os
@@ -74,7 +74,7 @@ class IdScan:
     unexpected: Faults = field(default_factory=Faults)
     """Ids that differ from `Expected`."""
     unreadable: Faults = field(default_factory=Faults)
-    """One per span: the rest of that span was not scanned."""
+    """One per span and chunk, or file that is not in chunks: the rest of it was not scanned."""
 
 
 def sample_spans(num_tokens: int) -> Spans:
@@ -158,7 +158,22 @@ def _faults(first: int, ids: npt.NDArray[Any], places: npt.NDArray[np.intp]) -> 
 
 
 def _seen_in_part(corpus: Corpus, first: int, length: int, vocab_size: int | None, expected: Expected | None) -> IdScan:
-    """Scan the readable beginning of a span that cannot be read completely."""
+    """Scan what can be read of a span that cannot be read completely."""
+    scan, end = IdScan(), first + length
+    while first < end:
+        readable, failure = _readable(corpus, first, end - first)
+        _add(scan, _seen(first, corpus.tokens(first, readable), vocab_size, expected))
+        if failure is None:  # the file has become readable again
+            break
+        at = first + readable
+        first = min(end, _next_part(corpus, at))
+        faults = scan.out_of_range if isinstance(failure, TokenRangeError) else scan.unreadable
+        faults.extend([Fault(at, first - at, str(failure))], 1)
+    return scan
+
+
+def _readable(corpus: Corpus, first: int, length: int) -> tuple[int, CorpusError | None]:
+    """How many ids can be read from `first` on, and why no more."""
     readable, failure = 0, None
     unknown = length  # the first unreadable id is among this many after `readable`
     while unknown:
@@ -168,11 +183,16 @@ def _seen_in_part(corpus: Corpus, first: int, length: int, vocab_size: int | Non
             readable, unknown = readable + half, unknown - half
         except CorpusError as error:
             failure, unknown = error, half if half < unknown else 0
-    scan = _seen(first, corpus.tokens(first, readable), vocab_size, expected)
-    if failure is not None:  # else the file has become readable again
-        faults = scan.out_of_range if isinstance(failure, TokenRangeError) else scan.unreadable
-        faults.extend([Fault(first + readable, length - readable, str(failure))], 1)
-    return scan
+    return readable, failure
+
+
+def _next_part(corpus: Corpus, position: int) -> int:
+    """Where the next chunk begins, which may be sound; of ids that are stored as they are, the next file."""
+    starts, numbers = corpus.extents
+    extent = int(np.searchsorted(starts, position, side="right"))
+    if not corpus.needs_decoding:
+        extent = int(np.searchsorted(numbers, numbers[extent - 1], side="right"))
+    return int(starts[extent])
 
 
 def _add(scan: IdScan, part: IdScan) -> None:

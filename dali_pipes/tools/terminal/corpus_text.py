@@ -43,7 +43,7 @@ def _facts(report: CorpusReport) -> Iterator[tuple[str, str]]:
     yield "files", f"1 ({first})" if len(report.files) == 1 else f"{len(report.files):,} ({first} to {last})"
     yield "tokens", f"{report.tokens:,}"
     yield "bytes", f"{report.bytes:,}"
-    yield "documents", "unknown (not stored by this format)" if report.documents is None else _documents(report)
+    yield "documents", _documents(report)
     yield "dtype", report.dtype
     if report.loss_masks:
         yield "loss masks", f"{report.loss_masks:,} of {len(report.files):,} files"
@@ -54,6 +54,10 @@ def _facts(report: CorpusReport) -> Iterator[tuple[str, str]]:
 
 
 def _documents(report: CorpusReport) -> str:
+    if report.documents is None:
+        return (
+            "unknown (unreadable)" if "unreadable" in report.problem_counts else "unknown (not stored by this format)"
+        )
     origin = "" if report.documents_from == "index" else f" (by {report.documents_from})"
     return f"{report.documents:,}{origin}"
 

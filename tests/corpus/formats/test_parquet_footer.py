@@ -1,6 +1,7 @@
 """What opening reads in the footers of Parquet files is what pyarrow finds there, and what their columns hold."""
 
 import itertools
+import os
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -12,9 +13,10 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from profiles import examples
+from range_server import RangeServer
 from table_files import INTEGERS, LISTS, list_array, table_of, write_parquet
 
-from dali_pipes.corpus import open_corpus
+from dali_pipes.corpus import Corpus, open_corpus
 from dali_pipes.corpus.columns import kept_tables
 from dali_pipes.corpus.columns.row_facts import RowTotals
 from dali_pipes.corpus.columns.scans import ColumnScans
@@ -52,6 +54,12 @@ def parsed(path: Path, **options: Any) -> Any:
 def read_all(path: Path) -> list[int]:
     with open_corpus(path) as corpus:
         return [int(one) for one in corpus.tokens(0, corpus.num_tokens)]
+
+
+def row_lengths(corpus: Corpus) -> list[int]:
+    offsets = corpus.document_offsets
+    assert offsets is not None
+    return [int(length) for length in np.diff(offsets)]
 
 
 @st.composite
@@ -276,3 +284,43 @@ def test_documents_of_many_small_files_are_found_once(
     write_parquet(folder / "1.parquet", table_of([list_array(rows[1])]))
     assert offsets() == expected()
     assert len(reads) == 3
+
+
+def test_cached_documents_that_do_not_fit_the_files_are_found_again(
+    tmp_path: Path, reads: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DALI_PIPES_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(kept_tables, "LEAST_FILES", 2)
+    files = [write_parquet(tmp_path / name, table_of([list_array(ROWS)])) for name in ("a.parquet", "b.parquet")]
+    for number in range(2):
+        reads.clear()
+        with open_corpus(files) as corpus:
+            assert row_lengths(corpus) == [*map(len, ROWS)] * 2
+        assert len(reads) == 2, number
+        (kept,) = (tmp_path / "cache").rglob("rows-*.npy")
+        content = bytearray(kept.read_bytes())
+        content[128 + 8 * len(ROWS)] += 1  # where the second file begins
+        kept.write_bytes(content)
+
+
+def test_a_file_replaced_before_its_documents_are_found(tmp_path: Path) -> None:
+    """By one with the same footer."""
+    plain = {"compression": "none", "use_dictionary": False}
+    path, other = (tmp_path / name for name in ("a.parquet", "b.parquet"))
+    write_parquet(path, table_of([list_array([[1, 9], [5, 2, 1]])]), **plain)
+    write_parquet(other, table_of([list_array([[1, 9, 5], [2, 1]])]), **plain)
+    assert footer_of(path.read_bytes()) == footer_of(other.read_bytes())
+    os.utime(other, (1, 1))
+    with open_corpus(path) as corpus:
+        other.replace(path)
+        with pytest.raises(CorpusReadError, match=r"a\.parquet.* replaced"):
+            corpus.document_offsets  # noqa: B018
+
+
+def test_documents_of_a_small_object_need_no_more_requests(tmp_path: Path) -> None:
+    """It was read whole when it was opened."""
+    path = write_parquet(tmp_path / "a.parquet", table_of([list_array(ROWS)]), row_group_size=2)
+    with RangeServer.of_folder(tmp_path) as server, open_corpus(f"{server.url}/{path.name}") as corpus:
+        server.requests.clear()
+        assert row_lengths(corpus) == [*map(len, ROWS)]
+        assert server.requests == []

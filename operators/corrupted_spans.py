@@ -38,10 +38,6 @@ FIRST_COLUMNS = 2
 
 OUTPUTS = ("encoder_ids", "decoder_input_ids", "decoder_labels", "causal_ids", "causal_labels")
 
-_INPUT, _TARGET, _TOKEN, _END = 1, 2, 4, 8
-_SENTINEL = _INPUT | _TARGET
-"""Kinds of columns: bits. The end is one of the inputs of an encoder, and one of the targets."""
-
 _PART = 1 << 15  # positions of the reference that are worked on together, which stay in the cache
 
 
@@ -122,91 +118,127 @@ def _corrupted_spans_numpy(
     label_shift: int,
     learn: NDArray[Any] | None,
 ) -> None:
-    most = (spans.shape[1] - FIRST_COLUMNS) // 2
-    count, mode = spans[:, COUNT], spans[:, MODE]
-    kept, noise = spans[:, FIRST_COLUMNS : FIRST_COLUMNS + most], spans[:, FIRST_COLUMNS + most :]
-    has_mode, has_end = (count > 0) & (mode >= 0), (count > 0) & (rule.end_id >= 0)
-    inputs, targets = has_mode + kept[:, -1] + count, noise[:, -1] + count + has_end
-    # Columns of one kind are many in a row, and masks copy them several times as fast as places of each id would.
-    kinds = _kinds(ids.shape[1], count, kept, noise, has_mode, has_end)
-    is_token, is_input, is_target = ((kinds & kind) != 0 for kind in (_TOKEN, _INPUT, _TARGET | _END))
-    line = np.empty(kinds.shape, ids.dtype)
-    line[:, 0], line[:, -1] = mode, rule.end_id
-    # Sentinels that a row does not have are in no mask.
-    sentinels = kept + np.arange(most) + 1
-    sentinels[:, 1:] += noise[:, :-1]
-    np.put_along_axis(line, sentinels, rule.sentinel + rule.step * np.arange(most)[None], 1)
-    line[is_token] = ids.reshape(-1)
-    of_targets = of_labels = _taken(line, is_target)
+    parts = _Parts.of(spans)
+    of_decoder = out.get("decoder_labels", out.get("decoder_input_ids"))
+    if "encoder_ids" in out or of_decoder is not None:
+        decoder = 0 if of_decoder is None else of_decoder.shape[1]
+        begin = int(parts.inputs.max()) + 1  # after the inputs of any row, and their end
+        first = np.full(len(ids), begin)
+        line, places = _joined(ids, parts, rule, first, begin + decoder)
+        if "encoder_ids" in out:
+            if rule.end_id >= 0:
+                real = parts.spans.nonzero()[0]
+                line[real, parts.inputs[real]] = rule.end_id
+            common = min(out["encoder_ids"].shape[1], begin)
+            out["encoder_ids"][:, :common] = line[:, :common]
+            out["encoder_ids"][:, common:] = rule.pad_id
+        if "decoder_labels" in out:
+            _labels(line, places, parts, rule, first, learn, begin, out["decoder_labels"])
+        if "decoder_input_ids" in out:
+            inputs = out["decoder_input_ids"]
+            inputs[:, 0] = np.where(parts.spans > 0, rule.start_id, rule.pad_id)
+            inputs[:, 1:] = line[:, begin : begin + decoder - 1]
+    of_both = out.get("causal_ids", out.get("causal_labels"))
+    if of_both is not None:
+        width = of_both.shape[1]
+        line, places = _joined(ids, parts, rule, parts.inputs, width)
+        if "causal_ids" in out:
+            out["causal_ids"][:] = line[:, :width]
+        if "causal_labels" in out:
+            labels = out["causal_labels"]
+            labels[:, width - label_shift :] = IGNORE_INDEX
+            own = labels[:, : width - label_shift]
+            _labels(line, places, parts, rule, parts.inputs, learn, label_shift, own)
+
+
+class _Parts(NamedTuple):
+    """R rows: their table, (R,) or (R, S), and how many inputs and targets they have, without ends."""
+
+    spans: NDArray[np.int64]
+    mode: NDArray[np.int64]
+    kept: NDArray[np.int64]
+    noise: NDArray[np.int64]
+    noise_before: NDArray[np.int64]
+    is_used: NDArray[np.bool_]
+    inputs: NDArray[np.int64]
+    targets: NDArray[np.int64]
+    most: int
+
+    @classmethod
+    def of(cls, spans: NDArray[np.int64]) -> _Parts:
+        most = (spans.shape[1] - FIRST_COLUMNS) // 2
+        count, mode = spans[:, COUNT], spans[:, MODE]
+        kept, noise = spans[:, FIRST_COLUMNS : FIRST_COLUMNS + most], spans[:, FIRST_COLUMNS + most :]
+        is_used = np.arange(most) < count[:, None]
+        noise_before = np.concatenate((np.zeros((len(spans), 1), np.int64), noise[:, :-1]), 1)
+        inputs, targets = (mode >= 0) * (count > 0) + kept[:, -1] + count, noise[:, -1] + count
+        return cls(count, mode, kept, noise, noise_before, is_used, inputs, targets, most)
+
+
+def _joined(
+    ids: NDArray[Any],
+    parts: _Parts,
+    rule: SpanRule,
+    first: NDArray[np.int64],
+    width: int,
+) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Inputs, and targets from column `first` of each row on, in `width` columns and one more that is not used.
+
+    And the place of each token in these rows as one line.
+    """
+    rows, seq_len = ids.shape
+    numbers, has_mode = np.arange(parts.most), (parts.mode >= 0)[:, None]
+    # Tokens of one part or span stay together: they move by the same number of columns.
+    lengths, moves = np.empty((2, rows, 2 * parts.most + 1), np.int64)
+    for own, sums in ((lengths[:, 0:-1:2], parts.kept), (lengths[:, 1::2], parts.noise)):
+        own[:, 0] = sums[:, 0]
+        np.subtract(sums[:, 1:], sums[:, :-1], out=own[:, 1:])
+    lengths[:, -1] = seq_len - parts.kept[:, -1] - parts.noise[:, -1]
+    moves[:, 0:-1:2] = has_mode + numbers - parts.noise_before
+    moves[:, 1::2] = first[:, None] + numbers + 1 - parts.kept
+    moves[:, -1] = width  # what is after the tokens of the row
+    moves += np.arange(rows)[:, None] * (width + 1)
+    places = moves.reshape(-1).repeat(lengths.reshape(-1)).reshape(rows, seq_len)
+    places += np.arange(seq_len)
+    if lengths[:, -1].any() or (first + parts.targets).max() > width:
+        np.minimum(places, np.arange(1, rows + 1)[:, None] * (width + 1) - 1, out=places)
+    line = np.full((rows, width + 1), rule.pad_id, ids.dtype)
+    line.reshape(-1)[places] = ids
+    # Sentinels of spans that a row does not have go to the column that is not used.
+    unused, begins = np.arange(1, rows + 1)[:, None] * (width + 1) - 1, np.arange(rows)[:, None] * (width + 1)
+    for columns in (has_mode + parts.kept + numbers, first[:, None] + parts.noise_before + numbers):
+        columns += begins
+        np.copyto(columns, unused, where=~parts.is_used | (columns > unused))
+        line.reshape(-1)[columns] = rule.sentinel + rule.step * numbers
+    real = parts.spans.nonzero()[0]
+    with_mode = real[parts.mode[real] >= 0]
+    line[with_mode, 0] = parts.mode[with_mode]
+    if rule.end_id >= 0:
+        line[real, np.minimum(first + parts.targets, width)[real]] = rule.end_id
+    return line, places
+
+
+def _labels(
+    line: NDArray[Any],
+    places: NDArray[np.int64],
+    parts: _Parts,
+    rule: SpanRule,
+    first: NDArray[np.int64],
+    learn: NDArray[Any] | None,
+    begin: int,
+    out: NDArray[Any],
+) -> None:
+    """Write what `_joined` returned from column `begin` on as labels: -100 where there is no target that is learned."""
+    own = slice(begin, begin + out.shape[1])
+    columns = np.arange(own.start, own.stop)
+    ends = first + parts.targets + (parts.spans > 0) * (rule.end_id >= 0)
+    is_target = (columns >= first[:, None]) & (columns < ends[:, None])
     if learn is not None:
-        is_learned = np.ones(kinds.shape, np.bool_)
-        is_learned[is_token] = learn.reshape(-1) != 0
-        of_labels = np.where(is_learned[is_target], of_targets, ids.dtype.type(IGNORE_INDEX))
-    first = np.zeros(len(ids), np.int64)
-    if "encoder_ids" in out:
-        with_end = _taken(line, (kinds & (_INPUT | _END)) != 0)
-        _put(out["encoder_ids"], rule.pad_id, (with_end, first, inputs + has_end))
-    if "decoder_labels" in out:
-        _put(out["decoder_labels"], IGNORE_INDEX, (of_labels, first, targets))
-    if "decoder_input_ids" in out:
-        out["decoder_input_ids"][:, 0] = np.where(count > 0, rule.start_id, rule.pad_id)
-        _put(out["decoder_input_ids"][:, 1:], rule.pad_id, (of_targets, first, targets))
-    if "causal_ids" in out:
-        _put(out["causal_ids"], rule.pad_id, (_taken(line, is_input), first, inputs), (of_targets, inputs, targets))
-    if "causal_labels" in out:
-        labels = out["causal_labels"]
-        width = labels.shape[1] - label_shift
-        labels[:, width:] = IGNORE_INDEX
-        _put(labels[:, :width], IGNORE_INDEX, (of_labels, np.maximum(inputs - label_shift, 0), targets))
-
-
-def _taken(line: NDArray[Any], mask: NDArray[np.bool_]) -> NDArray[Any]:
-    """`line[mask]`, which takes longer: its branches depend on where runs end."""
-    found: NDArray[Any] = line.reshape(-1).take(np.flatnonzero(mask))
-    return found
-
-
-def _kinds(
-    seq_len: int,
-    count: NDArray[np.int64],
-    kept: NDArray[np.int64],
-    noise: NDArray[np.int64],
-    has_mode: NDArray[np.bool_],
-    has_end: NDArray[np.bool_],
-) -> NDArray[np.uint8]:
-    """What a row has in each of its columns: its mode, parts and spans with a sentinel between them, padding, its end.
-
-    Sentinels that a row does not have keep their columns, of kind 0: rows have as many columns.
-    """
-    rows, most = kept.shape
-    lengths, kinds = np.ones((rows, 3 * most + 3), np.int64), np.empty((rows, 3 * most + 3), np.uint8)
-    lengths[:, 1:-2:3], lengths[:, 3:-2:3] = np.diff(kept, prepend=0), np.diff(noise, prepend=0)
-    lengths[:, -2] = seq_len - kept[:, -1] - noise[:, -1]
-    kinds[:, 0], kinds[:, -2], kinds[:, -1] = has_mode * _INPUT, _TOKEN, has_end * _END
-    kinds[:, 1:-2:3], kinds[:, 3:-2:3] = _TOKEN | _INPUT, _TOKEN | _TARGET
-    kinds[:, 2:-2:3] = (np.arange(most) < count[:, None]) * np.uint8(_SENTINEL)
-    return kinds.reshape(-1).repeat(lengths.reshape(-1)).reshape(rows, seq_len + most + 2)
-
-
-def _put(out: NDArray[Any], fill: int, *parts: tuple[NDArray[Any], NDArray[np.int64], NDArray[np.int64]]) -> None:
-    """Write rows: values of all rows in a line, and of each row the column of its first and how many are its own.
-
-    Parts follow one another. Columns without a value get `fill`, and what is beyond the last column is cut off.
-    """
-    begins, ends = parts[0][1], parts[-1][1] + parts[-1][2]
-    width = max(out.shape[1], int(ends.max()))
-    wide = out if width == out.shape[1] else np.empty((len(out), width), out.dtype)
-    if all((numbers == numbers[0]).all() for part in parts for numbers in part[1:]):
-        for values, firsts, counts in parts:
-            wide[:, firsts[0] : firsts[0] + counts[0]] = values.reshape(len(out), counts[0])
-        wide[:, : begins[0]] = wide[:, ends[0] :] = fill
-    else:
-        wide[:] = fill
-        columns = np.arange(width)
-        for values, firsts, counts in parts:
-            wide[(columns >= firsts[:, None]) & (columns < (firsts + counts)[:, None])] = values
-    if wide is not out:
-        out[:] = wide[:, : out.shape[1]]
+        is_learned = np.ones(line.shape, np.bool_)
+        is_learned.reshape(-1)[places] = learn != 0
+        is_target &= is_learned[:, own]
+    out[:] = IGNORE_INDEX
+    np.copyto(out, line[:, own], where=is_target)
 
 
 def _corrupted_spans_cupy(

@@ -31,6 +31,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -195,16 +196,16 @@ def _permute_groups(
     # One domain for all groups, such as that of strata, takes less time than one for each value.
     if (bits == bits[0]).all():
         bits = bits[0, ...]
-    is_by_table = bits.ndim == 0 and bits <= _TABLE_BITS
     ends, groups, spread = sizes.view(np.uint64), np.arange(len(counts)).repeat(counts), _spread(counts)
-    if is_by_table and len(counts) > 1 and (counts == counts[0]).all():
-        values, spread = values.reshape(len(counts), -1), _spread_rows  # is faster than entries for each value
-    images = _encrypt_each(values, bits, outputs, spread)
+    encrypt, minimum = partial(_encrypt_each, bits, outputs), _EACH_VECTOR_MINIMUM
+    if bits.ndim == 0 and bits <= _TABLE_BITS:
+        encrypt = partial(_encrypt_by_table, int(bits), _table_keys(int(bits), outputs))
+        minimum = _TABLE_VECTOR_MINIMUM
+    images = encrypt(values, spread)
     outside = np.flatnonzero(images >= spread(ends))
-    images = images.reshape(-1)
-    while outside.size >= (_TABLE_VECTOR_MINIMUM if is_by_table else _EACH_VECTOR_MINIMUM):
+    while outside.size >= minimum:
         spread = _taken(groups[outside])
-        walked = _encrypt_each(images[outside], bits, outputs, spread)
+        walked = encrypt(images[outside], spread)
         images[outside] = walked
         outside = outside[walked >= spread(ends)]
     groups = groups[outside]
@@ -214,14 +215,12 @@ def _permute_groups(
 
 
 def _encrypt_each(
-    values: NDArray[np.uint64], bits: NDArray[np.uint64], outputs: NDArray[np.uint64], spread: _Spread
+    bits: NDArray[np.uint64], outputs: NDArray[np.uint64], values: NDArray[np.uint64], spread: _Spread
 ) -> NDArray[np.uint64]:
     """One pass, with a key for each group. bits: of the groups' domains, (G,), or of the one domain of all, ().
 
     outputs: (25, G).
     """
-    if bits.ndim == 0 and bits <= _TABLE_BITS:
-        return _encrypt_by_table(values, int(bits), outputs, spread)
     constants = _Constants.of(spread(bits)) if bits.ndim else _constants(int(bits))
     keys = outputs[:-1] >> _constant(32)
     is_few = outputs.shape[1] > 1 and values.size < _SPREAD_BY_ROUND
@@ -237,11 +236,6 @@ def _spread(counts: NDArray[np.int64]) -> _Spread:
     if 4 * len(counts) < counts.sum():
         return lambda of_groups: of_groups.repeat(counts, axis=-1)
     return _taken(np.arange(len(counts)).repeat(counts))  # faster for few values a group
-
-
-def _spread_rows(of_groups: NDArray[Any]) -> NDArray[Any]:
-    """For values in a row for each group."""
-    return of_groups[..., None]
 
 
 def _taken(groups: NDArray[np.int64]) -> _Spread:
@@ -399,7 +393,7 @@ def _encrypt(
 
 
 def _encrypt_by_table(
-    values: NDArray[np.uint64], bits: int, outputs: NDArray[np.uint64], spread: _Spread
+    bits: int, keys: NDArray[np.int64], values: NDArray[np.uint64], spread: _Spread
 ) -> NDArray[np.uint64]:
     """`_encrypt_each` in one small domain.
 
@@ -407,6 +401,17 @@ def _encrypt_by_table(
     the right half. So the outcome of two or three rounds, up to the last key, depends on the value and the keys before:
     an entry of a table, whose number is made of the value and, above it, these keys.
     """
+    table, entries = _rounds_table(bits), values.view(np.int64) | spread(keys[0])
+    for of_groups in keys[1:-1]:
+        entries = table.take(entries)
+        entries ^= spread(of_groups)
+    entries += spread(keys[-1])
+    entries &= (1 << bits) - 1
+    return entries.view(np.uint64)
+
+
+def _table_keys(bits: int, outputs: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """What `_encrypt_by_table` merges with values before the first look-up and after each, and adds at last, (., G)."""
     left_bits, rounds = bits // 2, _table_rounds(bits)
     keys = ((outputs[:-1] >> _constant(32)) & _constant((1 << left_bits) - 1)).view(np.int64)
     above = keys[0::rounds] << bits
@@ -414,13 +419,8 @@ def _encrypt_by_table(
         above |= keys[1::rounds] << (bits + left_bits)
     after = keys[rounds - 1 :: rounds] << (bits - left_bits)
     after[:-1] |= above[1:]
-    table, entries = _rounds_table(bits), values.view(np.int64) | spread(above[0])
-    for of_groups in after:
-        entries = table.take(entries)
-        entries ^= spread(of_groups)
-    entries += spread((outputs[-1] & _constant((1 << bits) - 1)).view(np.int64))
-    entries &= (1 << bits) - 1
-    return entries.view(np.uint64)
+    offset = (outputs[-1:] & _constant((1 << bits) - 1)).view(np.int64)
+    return np.concatenate((above[:1], after, offset))
 
 
 @functools.lru_cache(maxsize=_TABLE_BITS)

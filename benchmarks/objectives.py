@@ -6,8 +6,9 @@
 Random tokens in the page cache. One process opens all loaders and takes batches from them in turn, in short slices, so
 that every case meets the same machine. The others get batches of the loader without an objective: the collator of
 transformers as lists of rows with a mask of special tokens, which is what `datasets` hands it, and the plain versions
-as tensors. For span corruption transformers has no collator, but an example for Flax: its rule, in NumPy. Ratios are
-taken within a round. The last line is one JSON line.
+as tensors. For span corruption transformers has no collator, but an example for Flax: its rule, in NumPy, once with
+arrays and once with lists of rows, which is what that example's collator gets from `datasets`. Ratios are taken within
+a round. The last line is one JSON line.
 """
 
 import json
@@ -96,6 +97,7 @@ def _cases(corpus: Path, batch_size: int, seq_len: int) -> tuple[dict[str, Case]
         "diffusion, torch": torch_diffusion,
         "goldfish, torch": torch_goldfish,
         "spans, collator": numpy_spans,
+        "spans, collator, lists": numpy_spans_of_lists,
     }
     for name, change in changes.items():
         cases[name] = _taking(plain, change)
@@ -156,6 +158,12 @@ def numpy_spans(batch: dict[str, Any]) -> tuple[Array, Array, Array]:
     masks = np.stack([_noise_mask(length - noise, noise, count) for _ in range(rows)])
     inputs, labels = _with_sentinels(ids, masks), _with_sentinels(ids, ~masks)
     return inputs, labels, np.concatenate((np.full((rows, 1), END), labels[:, :-1]), 1)
+
+
+def numpy_spans_of_lists(batch: dict[str, Any]) -> list[torch.Tensor]:
+    """The same of rows that are lists, as tensors."""
+    rows = np.array(batch["input_ids"].tolist())
+    return [torch.from_numpy(part) for part in numpy_spans({"input_ids": torch.from_numpy(rows)})]
 
 
 def _noise_mask(kept: int, noise: int, count: int) -> NDArray[np.bool_]:

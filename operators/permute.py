@@ -31,6 +31,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -55,8 +56,8 @@ _WORD = 2**64 - 1
 # From this many elements on, a vectorized pass (30-50 us of call overhead) is cheaper than Python integers (5 us each).
 _VECTOR_MINIMUM = 8
 
-# The same for `permute_each`, where a vectorized pass takes 50 us or more, and a single element 10.
-_EACH_VECTOR_MINIMUM = 16
+# The same for `permute_each`, where a vectorized pass takes 50 us or more, 30 by a table, and a single element 10.
+_EACH_VECTOR_MINIMUM, _TABLE_VECTOR_MINIMUM = 16, 4
 
 # Elements that `permute_each` takes together: its working arrays, 25 words a group among them, stay in the cache.
 _EACH_PART = 2**14
@@ -196,11 +197,15 @@ def _permute_groups(
     if (bits == bits[0]).all():
         bits = bits[0, ...]
     ends, groups, spread = sizes.view(np.uint64), np.arange(len(counts)).repeat(counts), _spread(counts)
-    images = _encrypt_each(values, bits, outputs, spread)
+    encrypt, minimum = partial(_encrypt_each, bits, outputs), _EACH_VECTOR_MINIMUM
+    if bits.ndim == 0 and bits <= _TABLE_BITS:
+        encrypt = partial(_encrypt_by_table, int(bits), _table_keys(int(bits), outputs))
+        minimum = _TABLE_VECTOR_MINIMUM
+    images = encrypt(values, spread)
     outside = np.flatnonzero(images >= spread(ends))
-    while outside.size >= _EACH_VECTOR_MINIMUM:
+    while outside.size >= minimum:
         spread = _taken(groups[outside])
-        walked = _encrypt_each(images[outside], bits, outputs, spread)
+        walked = encrypt(images[outside], spread)
         images[outside] = walked
         outside = outside[walked >= spread(ends)]
     groups = groups[outside]
@@ -210,14 +215,12 @@ def _permute_groups(
 
 
 def _encrypt_each(
-    values: NDArray[np.uint64], bits: NDArray[np.uint64], outputs: NDArray[np.uint64], spread: _Spread
+    bits: NDArray[np.uint64], outputs: NDArray[np.uint64], values: NDArray[np.uint64], spread: _Spread
 ) -> NDArray[np.uint64]:
     """One pass, with a key for each group. bits: of the groups' domains, (G,), or of the one domain of all, ().
 
     outputs: (25, G).
     """
-    if bits.ndim == 0 and bits <= _TABLE_BITS:
-        return _encrypt_by_table(values, int(bits), outputs, spread)
     constants = _Constants.of(spread(bits)) if bits.ndim else _constants(int(bits))
     keys = outputs[:-1] >> _constant(32)
     is_few = outputs.shape[1] > 1 and values.size < _SPREAD_BY_ROUND
@@ -390,7 +393,7 @@ def _encrypt(
 
 
 def _encrypt_by_table(
-    values: NDArray[np.uint64], bits: int, outputs: NDArray[np.uint64], spread: _Spread
+    bits: int, keys: NDArray[np.int64], values: NDArray[np.uint64], spread: _Spread
 ) -> NDArray[np.uint64]:
     """`_encrypt_each` in one small domain.
 
@@ -398,6 +401,17 @@ def _encrypt_by_table(
     the right half. So the outcome of two or three rounds, up to the last key, depends on the value and the keys before:
     an entry of a table, whose number is made of the value and, above it, these keys.
     """
+    table, entries = _rounds_table(bits), values.view(np.int64) | spread(keys[0])
+    for of_groups in keys[1:-1]:
+        entries = table.take(entries)
+        entries ^= spread(of_groups)
+    entries += spread(keys[-1])
+    entries &= (1 << bits) - 1
+    return entries.view(np.uint64)
+
+
+def _table_keys(bits: int, outputs: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """What `_encrypt_by_table` merges with values before the first look-up and after each, and adds at last, (., G)."""
     left_bits, rounds = bits // 2, _table_rounds(bits)
     keys = ((outputs[:-1] >> _constant(32)) & _constant((1 << left_bits) - 1)).view(np.int64)
     above = keys[0::rounds] << bits
@@ -405,13 +419,8 @@ def _encrypt_by_table(
         above |= keys[1::rounds] << (bits + left_bits)
     after = keys[rounds - 1 :: rounds] << (bits - left_bits)
     after[:-1] |= above[1:]
-    table, entries = _rounds_table(bits), values.view(np.int64) | spread(above[0])
-    for of_groups in after:
-        entries = table.take(entries)
-        entries ^= spread(of_groups)
-    entries += spread((outputs[-1] & _constant((1 << bits) - 1)).view(np.int64))
-    entries &= (1 << bits) - 1
-    return entries.view(np.uint64)
+    offset = (outputs[-1:] & _constant((1 << bits) - 1)).view(np.int64)
+    return np.concatenate((above[:1], after, offset))
 
 
 @functools.lru_cache(maxsize=_TABLE_BITS)

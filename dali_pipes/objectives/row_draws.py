@@ -151,6 +151,9 @@ class RowDraws:
 
     def _pass_keys(self, sources: Int64Array, passes: Int64Array) -> npt.NDArray[np.uint64]:
         """(R,): of the pass of a source that each row is in."""
+        if len(sources) and (sources == sources[0]).all() and (passes == passes[0]).all():
+            key = self._key(self._sources[int(sources[0])].name, int(passes[0]))
+            return np.full(len(sources), key, np.uint64)
         pairs = np.stack((sources, passes), 1)
         distinct, which = np.unique(pairs, axis=0, return_inverse=True)
         keys = [self._key(self._sources[number].name, of_pass) for number, of_pass in distinct.tolist()]

@@ -34,6 +34,7 @@ def settings(tmp_path: Path) -> dict[str, Any]:
     return {"corpus": corpus, "rows": "pad", "eos_id": END, **keep}
 
 
+@pytest.mark.slow
 @pytest.mark.needs("transformers", "accelerate")
 def test_trainer_goes_on_with_balanced_rows_and_copies(settings: dict[str, Any], tmp_path: Path) -> None:
     run = Training(tmp_path, settings)

@@ -196,7 +196,10 @@ def test_the_readme_of_the_tests_names_files_that_exist() -> None:
     assert [name for name in named if not (ROOT / "tests" / name).is_file()] == []
 
 
-@pytest.mark.parametrize("statement", IMPORTS)
+@pytest.mark.parametrize(
+    "statement",
+    [name if "TokenLoader" in name else pytest.param(name, marks=pytest.mark.slow) for name in IMPORTS],
+)
 def test_a_start_imports_only_what_it_needs(run_script: Callable[..., CompletedProcess[str]], statement: str) -> None:
     """Not pyarrow, yaml, rich, typer, tokenizers and the like, nor what reads text: each takes part of a start."""
     source = f"""

@@ -165,6 +165,7 @@ def test_a_missing_package_is_named(package: str, install: str, run_script: Runn
     assert install in result.stdout
 
 
+@pytest.mark.slow
 @needs_jax
 def test_a_program_may_end_without_closing(run_script: Runner, tmp_path: Path) -> None:
     """JAX keeps modules until the end of the process, when `os` is gone."""

@@ -236,6 +236,7 @@ def test_wrong_data_fails_the_alternative(counting_work: Any, monkeypatch: pytes
     assert result["failed"].startswith("wrong data: batch 0, row 0: labels[0]")
 
 
+@pytest.mark.slow
 def test_children_that_leave_no_result_are_failures_with_the_reason(tmp_path: Path) -> None:
     order = child.Order("comparison.start", {"files": [str(tmp_path / "none.bin")], "batch_size": 2, "seq_len": 4})
     missing, gone = child.run_children([child.Order("comparison.nowhere", {}), order], 60)

@@ -1,4 +1,4 @@
-"""cpu_profile.py at a tiny size: every part has been timed, and parts are within what holds them."""
+"""cpu_profile.py at a tiny size: every part has been timed."""
 
 import json
 
@@ -15,7 +15,5 @@ def test_every_part_is_timed(capsys: pytest.CaptureFixture[str], monkeypatch: py
     for parts in figures["parts"].values():
         assert set(parts) == {"all threads", "trainer's thread", *cpu_profile.PARTS}
         assert all(value > 0 for value in parts.values())
-        within = sum(value for name, value in parts.items() if name.startswith("    "))
-        assert within <= parts["  placement"] <= parts["reader threads"]
     assert set(figures["copies"]) == {"1", "2"}
     assert all(value > 0 for one in figures["copies"].values() for value in one.values())

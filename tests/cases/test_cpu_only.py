@@ -91,7 +91,7 @@ def run(
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("engine", ["dali", "auto"])
+@pytest.mark.parametrize("engine", [pytest.param("dali", marks=pytest.mark.slow), "auto"])
 def test_no_driver_is_looked_for(run_script: Callable[..., Any], files: Path, tmp_path: Path, engine: str) -> None:
     """The dynamic linker reports every library that anything in the process tries to open, also where there is none."""
     mark = 'import ctypes\ntry: ctypes.CDLL("libend_of_the_run.so")\nexcept OSError: pass'

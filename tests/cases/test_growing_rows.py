@@ -110,14 +110,15 @@ def test_rows_are_those_of_the_oracle(folder: Path) -> None:
 @pytest.mark.parametrize("kind", ["corpus", "mixture"])
 def test_ranks_batches_blocks_and_threads_change_nothing(folder: Path, kind: str) -> None:
     settings = settings_of(folder, kind)
-    rows = all_rows(settings, 1, 6)
+    rows, one_epoch = all_rows(settings, 1, 6), all_rows(settings, 1, 6, epochs=1)
+    assert rows[: len(one_epoch)] == one_epoch
+    assert all_rows(settings, 2, 6, batches_per_run=1) == rows
     for ranks, batch_size, cost in (
-        (2, 6, {"batches_per_run": 1}),
         (3, 4, {"batches_per_run": 7, "num_threads": 3}),
         (1, 24, {"prefetch_queue_depth": 4}),
         (8, 3, {}),
     ):
-        assert all_rows(settings, ranks, batch_size, **cost) == rows
+        assert all_rows(settings, ranks, batch_size, epochs=1, **cost) == one_epoch
 
 
 @pytest.mark.parametrize("kind", ["corpus", "mixture"])

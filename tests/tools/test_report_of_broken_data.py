@@ -71,7 +71,7 @@ BROKEN = {
         "bad.parquet",
         4000,  # its footer counts them
         ALL - {"Corpus"},
-        2,
+        3,
     ),
     "a Parquet file with nulls": Broken(
         lambda at: [parquet(at / "good.parquet"), parquet(at / "bad.parquet", [[None, 1]])], "bad.parquet", 2000, ALL

@@ -68,7 +68,7 @@ def idle_device() -> Iterator[None]:
 
 
 def no_thread(*_: Any) -> Any:
-    """As where the system has no more threads."""
+    """What Python raises where the system does not start more threads."""
     raise RuntimeError("can't start new thread")
 
 

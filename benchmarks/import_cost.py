@@ -3,8 +3,8 @@
     python benchmarks/import_cost.py
     python benchmarks/import_cost.py --rounds 11
 
-Torch leaves so many new objects that Python's collector makes a full collection as soon as anything else allocates
-some thousands. That is a part of the first row; the second is the same import without a collection. Each measurement is
+After torch has been imported, a few thousand more objects make Python's collector run a full collection. That is a part
+of the first row; the second is the same import without a collection. Each measurement is
 a new process, in turns. The last line is one JSON line.
 """
 

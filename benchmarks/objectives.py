@@ -6,9 +6,9 @@
 Random tokens in the page cache. One process opens all loaders and takes batches from them in turn, in short slices, so
 that every case meets the same machine. The others get batches of the loader without an objective: the collator of
 transformers as lists of rows with a mask of special tokens, which is what `datasets` hands it, and the plain versions
-as tensors. For span corruption transformers has no collator, but an example for Flax: its rule, in NumPy, once with
-arrays and once with lists of rows, which is what that example's collator gets from `datasets`. Ratios are taken within
-a round. The last line is one JSON line.
+as tensors. For span corruption, transformers contains an example for Flax instead of a collator: its rule, in NumPy,
+once with arrays and once with lists of rows, which is what that example's collator gets from `datasets`. Ratios are
+taken within a round. The last line is one JSON line.
 """
 
 import json

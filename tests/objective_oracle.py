@@ -108,6 +108,24 @@ def drop(row: Row, entry: Mapping[str, Any], rate: int) -> dict[str, list[int]]:
     return {"input_ids": inputs, "labels": row.labels}
 
 
+def by_kind(
+    kind: str,
+    row: Row,
+    of_mlm: Mapping[str, Any],
+    of_diffusion: Mapping[str, Any],
+    of_drop: Mapping[str, Any],
+    ids: int,
+) -> dict[str, Any]:
+    """What the rule of a kind makes of a row: `mlm` at a rate of 2/5, with a vocabulary of `ids`, and `drop` at 1/4."""
+    expected: dict[str, dict[str, Any]] = {
+        "mlm": mlm(row, of_mlm, 2 * 2**32 // 5, ids),
+        "diffusion": diffusion(row, of_diffusion),
+        "prefix": prefix(row),
+        "drop": drop(row, of_drop, 2**30),
+    }
+    return expected[kind]
+
+
 def spans(row: Row, entry: Mapping[str, Any], pad_id: int = 0) -> dict[str, list[int]]:
     """The fields without padding, by T5's functions: a mask of noise, and a sentinel for each run of it, or of others.
 

@@ -121,7 +121,7 @@ def share_plans(
 class NodePlans:
     """The plans of one loader. Safe for several threads.
 
-    key: stands for all that the plans depend on. Raises `BackendError` or OSError if there is no memory, or no lock.
+    key: stands for all that the plans depend on. Raises `BackendError` or OSError without memory or locks.
     """
 
     def __init__(self, key: str, shape: PlanShape) -> None:
@@ -279,7 +279,7 @@ os.register_at_fork(after_in_child=_begin_child)
 
 
 def _locked(path: Path, number: int, *, shared: bool = False) -> int:
-    """As `lock_number`, but OSError where there are no such locks."""
+    """What `lock_number` returns, but an error also where the system does not support such locks: OSError."""
     held = lock_number(path, number, shared=shared)
     if held is None:
         raise OSError(errno.ENOLCK, "locks of parts of a file do not work here")

@@ -23,8 +23,8 @@ class PlanReport(ShownAsTable):
     """With `batch_tokens`, batches."""
     padding_tokens: int
     fill: float
-    """Fraction of the positions that hold tokens, 0 to 1. With length buckets, each row counts the width of its own
-    bucket; a batch with rows of two buckets is as wide as the larger one, and has more padding than this."""
+    """Fraction of the positions that hold tokens, 0 to 1. With length buckets, each row counts as wide as its bucket;
+    a batch with rows of two buckets is as wide as the larger one, so it has more padding than this."""
     dropped_documents: int
     dropped_tokens: int
     """Tokens of dropped documents, and the cut ends of truncated ones."""

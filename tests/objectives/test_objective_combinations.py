@@ -71,13 +71,7 @@ def test_rows_of_a_budget_are_those_of_the_rule(corpus: Path, kind: str) -> None
     settings = {**SHAPE, **BUDGET, "objective": [entry], "outputs": (*BASE, *outputs), "world_size": 2, "rank": 1}
     changed = widths = 0
     for row, found in rows_of(corpus, settings, 2):
-        expected: dict[str, Any] = {
-            "mlm": oracle.mlm(row, MLM, 2 * 2**32 // 5, VOCABULARY),
-            "diffusion": oracle.diffusion(row, DIFFUSION),
-            "prefix": oracle.prefix(row),
-            "drop": oracle.drop(row, DROP, 2**30),
-        }[kind]
-        assert found == expected
+        assert found == oracle.by_kind(kind, row, MLM, DIFFUSION, DROP, VOCABULARY)
         changed += found["labels"] != row.labels or found["input_ids"] != row.ids
         widths |= 1 << len(row.ids)
     assert changed > 20

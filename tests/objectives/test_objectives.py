@@ -85,13 +85,7 @@ def test_every_row_is_that_of_the_rule(corpus: Path, kind: str, rows: str) -> No
         if row.place < 0:
             assert set(found["labels"]) == {-100}
             continue
-        expected = {
-            "mlm": oracle.mlm(row, MLM, 2 * 2**32 // 5, VOCABULARY),
-            "diffusion": oracle.diffusion(row, DIFFUSION),
-            "prefix": oracle.prefix(row),
-            "drop": oracle.drop(row, DROP, 2**30),
-        }[kind]
-        assert found == expected
+        assert found == oracle.by_kind(kind, row, MLM, DIFFUSION, DROP, VOCABULARY)
         changed += found["labels"] != row.labels or found["input_ids"] != row.ids
     assert changed > 20
 

@@ -122,10 +122,8 @@ def mixture(
 ) -> None:
     """Show what a run uses of each source of a mixture: share, tokens, passes, rows left, and stages. No GPU."""
     with errors_as_one_line():
-        if plot is not None:
-            check_output("--plot", plot)
-        shape = {"batch_size": batch_size, "seq_len": seq_len}
-        checked = _for_all_ranks(given, assignments, "mixture", world_size=world_size, **shape)
+        shape = {"batch_size": batch_size, "seq_len": seq_len, "world_size": world_size}
+        checked = _for_all_ranks(given, assignments, "mixture", plot, **shape)
         try:
             tokens = None if at is None else int(parse_count(at))
             if tokens is not None and tokens < 0:
@@ -152,10 +150,8 @@ def shuffle(
 ) -> None:
     """Compare how well the orders shuffle: distance of neighbors, rows of a step from one block or file. No GPU."""
     with errors_as_one_line():
-        if plot is not None:
-            check_output("--plot", plot)
-        shape = {"batch_size": batch_size, "seq_len": seq_len}
-        checked = _for_all_ranks(given, assignments, "shuffle", world_size=world_size, **shape)
+        shape = {"batch_size": batch_size, "seq_len": seq_len, "world_size": world_size}
+        checked = _for_all_ranks(given, assignments, "shuffle", plot, **shape)
         report = reports.judge_shuffle(checked, steps)
         if plot is not None:
             reports.plot_shuffle(report, plot)
@@ -179,10 +175,8 @@ def plan(
 ) -> None:
     """Plan an epoch of document rows: fill, padding, dropped and cut documents, balance across ranks. No GPU."""
     with errors_as_one_line():
-        if plot is not None:
-            check_output("--plot", plot)
-        shape = {"batch_size": batch_size, "seq_len": seq_len}
-        checked = _for_all_ranks(given, assignments, "plan", world_size=world_size, **shape)
+        shape = {"batch_size": batch_size, "seq_len": seq_len, "world_size": world_size}
+        checked = _for_all_ranks(given, assignments, "plan", plot, **shape)
         if plot is not None:
             reports.check_plot(checked)
         report = reports.plan_epoch(checked, epoch, source)
@@ -239,8 +233,13 @@ def preview(
 
 
 def _for_all_ranks(
-    given: list[str], assignments: list[str] | None, command: str, *, world_size: int | None, **shape: int | None
+    given: list[str], assignments: list[str] | None, command: str, plot: Path | None, **shape: int | None
 ) -> LoaderConfig:
-    """The configuration of one rank, for a report that covers all of them. shape: batch_size and seq_len."""
-    options = {**shape, "rank": None if world_size is None else 0, "world_size": world_size}
+    """The configuration of one rank, for a report that covers all of them, once its figure can be written.
+
+    shape: batch_size, seq_len and world_size
+    """
+    if plot is not None:
+        check_output("--plot", plot)
+    options = {**shape, "rank": None if shape["world_size"] is None else 0}
     return of_one_rank(settings_given(given, assignments, options, command))

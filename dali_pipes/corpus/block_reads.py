@@ -13,7 +13,6 @@ at a start with an empty cache above all, are transferred twice in part: at most
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
@@ -23,7 +22,7 @@ import numpy.typing as npt
 from dali_pipes.corpus.block_grid import BlockGrid, Int64Array
 from dali_pipes.corpus.blocks_ahead import BlocksAhead
 from dali_pipes.monitoring.stats import CacheStats
-from dali_pipes.runtime.threads import ReaderThreads
+from dali_pipes.runtime.threads import ReaderThreads, Task
 from dali_pipes.storage.cache_entries import Content, entry_of
 from dali_pipes.storage.eviction import Entry
 from dali_pipes.storage.linux_aio import runs_of_equal
@@ -137,7 +136,7 @@ class BlockReads:
                 self._threads = ReaderThreads(_FETCHES)
             threads = self._threads
         left: list[_Pieces] = []
-        waiting: deque[Future[Any]] = deque()
+        waiting: deque[Task[Any]] = deque()
         try:
             for entry, _ in missing[:_FETCHES]:
                 waiting.append(threads.submit(self._fetch, entry))
@@ -191,6 +190,6 @@ def _copied(found: Content, entry: Entry, pieces: _Pieces, view: memoryview, siz
         )
 
 
-def _let_go(future: "Future[Any]") -> None:
-    if not future.cancelled() and future.exception() is None and (found := future.result()) is not None:
+def _let_go(future: "Task[Any]") -> None:
+    if future.exception() is None and (found := future.result()) is not None:
         found.close()

@@ -14,7 +14,6 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, wait
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,7 @@ from dali_pipes.placement.cuda import Array, Gpu
 from dali_pipes.placement.pool_order import HALVES, PoolOrder, PoolWindow
 from dali_pipes.rows.source import Source
 from dali_pipes.runtime.progress import progress_bar
-from dali_pipes.runtime.threads import ReaderThreads, stop_with_process, to_keep
+from dali_pipes.runtime.threads import ReaderThreads, Task, stop_with_process, to_keep
 
 LOAD_CHUNK_BYTES = 4 << 20
 """Of each of a thread's two pinned buffers."""
@@ -38,7 +37,7 @@ class _Load:
 
     def __init__(self, num_slots: int, num_bytes: int, after: "_Load | None", *, is_awaited: bool) -> None:
         self.left, self.num_bytes, self.after = num_slots, num_bytes, after
-        self.done: Future[bool] = Future()
+        self.done: Task[bool] = Task()
         """True: all copies are queued. False: it was given up."""
         self.error: BaseException | None = None
         self.is_ended = False
@@ -190,7 +189,7 @@ class PoolWindows:
         """Read a block and queue its copies; in a reader thread."""
         try:
             if load.after is not None:  # whose threads may still write to this half
-                wait([load.after.done])
+                load.after.done.wait()
             if not (load.is_ended or self._is_ended):
                 self._gpu.adopt_thread()
                 self._copy(load, self.tokens, target, position, count, of_loss_mask=False)
@@ -211,14 +210,14 @@ class PoolWindows:
         try:
             if load.error is None and not load.is_ended and not self._is_ended:
                 self._gpu.record(half.loaded, self._gpu.copies)
-                load.done.set_result(True)
+                load.done.finish(True)
                 return
         except BaseException as error:  # whoever waits must hear of it
             load.error = to_keep(error)
         if load.error is not None:
-            load.done.set_exception(load.error)
+            load.done.finish(error=load.error)
         else:
-            load.done.set_result(False)
+            load.done.finish(False)
 
     def _copy(self, load: _Load, array: Array, target: int, position: int, count: int, *, of_loss_mask: bool) -> None:
         ring = self._rings.popleft()  # there is one for each thread

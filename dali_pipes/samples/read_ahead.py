@@ -6,10 +6,9 @@ which `graph=` decodes, is one.
 
 from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future
 from typing import Any
 
-from dali_pipes.runtime.threads import ReaderThreads
+from dali_pipes.runtime.threads import ReaderThreads, Task
 from dali_pipes.samples.fetch import Fetch, Request
 
 
@@ -24,7 +23,7 @@ class ReadAhead:
         """Each request with its batch or `Failure`."""
         if self._threads is None or not self._threads.are_alive:  # as in a forked process
             self._threads = ReaderThreads(1)
-        threads, sent = self._threads, deque[tuple[Request, Future[Any]]]()
+        threads, sent = self._threads, deque[tuple[Request, Task[Any]]]()
         try:
             for request in requests:
                 sent.append((request, threads.submit(self._fetch.__getitem__, request)))

@@ -10,11 +10,10 @@ import contextlib
 import errno
 import threading
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Future
 from typing import NamedTuple, Self
 
 from dali_pipes.errors import CorpusReadError
-from dali_pipes.runtime.threads import ReaderThreads, stop_with_process
+from dali_pipes.runtime.threads import ReaderThreads, Task, stop_with_process
 from dali_pipes.storage import stores
 from dali_pipes.storage.kept_answers import KeptAnswers, current_answers
 from dali_pipes.storage.listings import current_listings
@@ -157,7 +156,7 @@ def read_together(wanted: Sequence[tuple[ObjectFile, list[tuple[int, int, int]]]
                 answers.add(request.file.path, request.file.identity, request.first, data)
         return
     threads = _threads(requests[0].file.retries.requests)
-    futures: list[Future[memoryview]] = []
+    futures: list[Task[memoryview]] = []
     try:
         for request in requests:
             futures.append(threads.submit(request.file.request, request.first, request.last))

@@ -1,8 +1,9 @@
 """Reading ahead without threads, so that a test meets the moment it wants."""
 
 from collections.abc import Callable
-from concurrent.futures import Future
 from typing import Any
+
+from dali_pipes.runtime.threads import Task
 
 
 class EagerReaders:
@@ -11,13 +12,13 @@ class EagerReaders:
     def __init__(self, count: int) -> None:
         pass
 
-    def submit(self, function: Callable[..., Any], *arguments: Any) -> "Future[Any]":
-        future: Future[Any] = Future()
-        future.set_result(function(*arguments))
-        return future
+    def submit(self, function: Callable[..., Any], *arguments: Any) -> Task[Any]:
+        task: Task[Any] = Task()
+        task.finish(function(*arguments))
+        return task
 
-    def result(self, future: "Future[Any]") -> Any:
-        return future.result()
+    def result(self, task: Task[Any]) -> Any:
+        return task.result()
 
     def stop(self, wait_s: float | None = None) -> None:
         pass

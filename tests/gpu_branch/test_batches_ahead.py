@@ -6,7 +6,6 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from typing import Any
 
 import gpu_stand_in
@@ -22,7 +21,7 @@ from dali_pipes.errors import LoaderClosedError, TokenRangeError
 from dali_pipes.loader import batches
 from dali_pipes.placement.selection import GPU_PLACEMENTS
 from dali_pipes.rows import make as rows_of
-from dali_pipes.runtime.threads import ReaderThreads
+from dali_pipes.runtime.threads import ReaderThreads, Task
 
 ORDER: dict[str, Any] = {"batch_size": 3, "seq_len": 4}
 PLACEMENTS = tuple(GPU_PLACEMENTS)
@@ -33,7 +32,7 @@ class HeldBack(ReaderThreads):
 
     gate = threading.Event()
 
-    def submit(self, function: Callable[..., Any], *arguments: Any) -> "Future[Any]":
+    def submit(self, function: Callable[..., Any], *arguments: Any) -> Task[Any]:
         def work() -> Any:
             assert self.gate.wait(60)
             return function(*arguments)

@@ -3,7 +3,7 @@
 import contextlib
 import threading
 from collections.abc import Callable
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError
 
 import pytest
 from at_lines import AtLine, lines_of
@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dali_pipes.errors import LoaderClosedError
-from dali_pipes.runtime.threads import ReaderThreads
+from dali_pipes.runtime.threads import ReaderThreads, Task
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_another_thread_stops_them(others: Callable[[], list[threading.Thread]])
     """Every task that was submitted meanwhile ends in one way or the other."""
     for _ in range(100):
         readers = ReaderThreads(2)
-        futures: list[Future[int]] = []
+        futures: list[Task[int]] = []
         stopping = threading.Thread(target=readers.stop)
         stopping.start()
         for number in range(20):
@@ -107,7 +107,7 @@ def test_they_grow_and_shrink(sizes: list[int], num_tasks: int) -> None:
     """As many tasks run at a time as there are threads; every task is run once, and none dies of it."""
     before = set(threading.enumerate())
     readers = ReaderThreads(3)
-    done: list[Future[int]] = []
+    done: list[Task[int]] = []
     for size in sizes:
         done += [readers.submit(int, str(number)) for number in range(num_tasks)]
         readers.resize(size)

@@ -4,11 +4,11 @@ import contextvars
 import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError
 from typing import Any, Self, TypeVar
 
 from dali_pipes.runtime.progress import ProgressBar
-from dali_pipes.runtime.threads import ReaderThreads
+from dali_pipes.runtime.threads import ReaderThreads, Task
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -30,7 +30,7 @@ class ColumnScans:
         self._progress = ProgressBar(title, in_bytes=True)
         self._lock = threading.Lock()
         self._pools: dict[str, ReaderThreads] = {}
-        self._futures: set[Future[Any]] = set()
+        self._futures: set[Task[Any]] = set()
         self._ended = False
 
     def for_files(

@@ -17,7 +17,7 @@ Text-to-Text Transformer", 2019; the rule is the one of `random_spans_noise_mask
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -38,7 +38,7 @@ FIRST_COLUMNS = 2
 
 OUTPUTS = ("encoder_ids", "decoder_input_ids", "decoder_labels", "causal_ids", "causal_labels")
 
-_PART = 1 << 15  # positions of the reference that are worked on together, which stay in the cache
+_PART = 1 << 18  # positions of the reference that are worked on together; smaller parts are limited by their calls
 
 
 class SpanRule(NamedTuple):
@@ -71,7 +71,7 @@ def corrupted_spans(
         `causal_labels` are at the position of the target, or with `label_shift` at the one before.
     learn: as `ids`: tokens with 0 are -100 in labels; None: all are learned. Sentinels and `end_id` always are.
 
-    CuPy launches one kernel on the current stream and does not block. NumPy works in parts that stay in the cache.
+    CuPy launches one kernel on the current stream and does not block. NumPy works in parts.
     """
     on_device = is_cupy("corrupted_spans", "ids", ids)
     arrays = {"spans": spans, **out} | ({} if learn is None else {"learn": learn})
@@ -118,61 +118,97 @@ def _corrupted_spans_numpy(
     label_shift: int,
     learn: NDArray[Any] | None,
 ) -> None:
-    parts = _Parts.of(spans)
+    parts = _Parts.of(spans, rule)
+    modes = parts.has_mode.nonzero()[0]
+    before = -parts.has_mode  # the place of a mode token, before the row's first token
+    if "encoder_ids" in out:
+        line = out["encoder_ids"]
+        _joined(ids, parts, rule, before, [(parts.input_columns, parts.noise_lengths, 1)], parts.inputs, line, None)
+        line[modes, 0] = parts.mode[modes]
     of_decoder = out.get("decoder_labels", out.get("decoder_input_ids"))
-    if "encoder_ids" in out or of_decoder is not None:
-        decoder = 0 if of_decoder is None else of_decoder.shape[1]
-        begin = int(parts.inputs.max()) + 1  # after the inputs of any row, and their end
-        first = np.full(len(ids), begin)
-        line, places = _joined(ids, parts, rule, first, begin + decoder)
-        if "encoder_ids" in out:
-            if rule.end_id >= 0:
-                real = parts.spans.nonzero()[0]
-                line[real, parts.inputs[real]] = rule.end_id
-            common = min(out["encoder_ids"].shape[1], begin)
-            out["encoder_ids"][:, :common] = line[:, :common]
-            out["encoder_ids"][:, common:] = rule.pad_id
-        if "decoder_labels" in out:
-            _labels(line, places, parts, rule, first, learn, begin, out["decoder_labels"])
+    if of_decoder is not None:
+        line = of_decoder if "decoder_labels" in out else np.empty_like(of_decoder)
+        runs = [(parts.target_columns, parts.kept_lengths, 0)]
+        learned = _joined(ids, parts, rule, parts.kept_lengths[:, 0] - 1, runs, parts.targets, line, learn)
         if "decoder_input_ids" in out:
             inputs = out["decoder_input_ids"]
             inputs[:, 0] = np.where(parts.spans > 0, rule.start_id, rule.pad_id)
-            inputs[:, 1:] = line[:, begin : begin + decoder - 1]
+            inputs[:, 1:] = line[:, :-1]
+        _fill_after(line, parts.targets + parts.has_end, IGNORE_INDEX)
+        if learned is not None:
+            np.copyto(line, IGNORE_INDEX, where=~learned)
     of_both = out.get("causal_ids", out.get("causal_labels"))
     if of_both is not None:
-        width = of_both.shape[1]
-        line, places = _joined(ids, parts, rule, parts.inputs, width)
-        if "causal_ids" in out:
-            out["causal_ids"][:] = line[:, :width]
+        line = of_both if "causal_ids" in out else np.empty_like(of_both)
+        # From the last sentinel of the inputs, in the place of the first token taken out, back into the first part.
+        steps, last = parts.kept_lengths.copy(), np.maximum(parts.spans - 1, 0)
+        steps[:, 0] -= parts.inputs - parts.has_mode - parts.spans + parts.target_columns[parts.rows, last] - last + 1
+        runs = [
+            (parts.input_columns, parts.noise_lengths, 1),
+            (parts.target_columns + parts.inputs[:, None], steps, 0),
+        ]
+        ends = parts.inputs + parts.targets
+        learned = _joined(ids, parts, rule, before, runs, ends, line, learn)
+        line[modes, 0] = parts.mode[modes]
         if "causal_labels" in out:
-            labels = out["causal_labels"]
-            labels[:, width - label_shift :] = IGNORE_INDEX
-            own = labels[:, : width - label_shift]
-            _labels(line, places, parts, rule, parts.inputs, learn, label_shift, own)
+            labels, columns = out["causal_labels"], np.arange(label_shift, line.shape[1])
+            is_target = (columns >= parts.inputs[:, None]) & (columns < (ends + parts.has_end)[:, None])
+            if learned is not None:
+                is_target &= learned[:, label_shift:]
+            labels.fill(IGNORE_INDEX)
+            np.copyto(labels[:, : len(columns)], line[:, label_shift:], where=is_target)
 
 
 class _Parts(NamedTuple):
     """R rows: their table, (R,) or (R, S), and how many inputs and targets they have, without ends."""
 
+    rows: NDArray[np.int64]
     spans: NDArray[np.int64]
     mode: NDArray[np.int64]
-    kept: NDArray[np.int64]
-    noise: NDArray[np.int64]
-    noise_before: NDArray[np.int64]
-    is_used: NDArray[np.bool_]
+    has_mode: NDArray[np.int64]
+    has_end: NDArray[np.int64]
+    used: NDArray[np.bool_] | None
+    """Spans that a row has. None: all rows have all."""
+    kept_lengths: NDArray[np.int64]
+    noise_lengths: NDArray[np.int64]
+    input_columns: NDArray[np.int64]
+    """Of sentinels, among the inputs; and among the targets."""
+    target_columns: NDArray[np.int64]
+    sentinels: NDArray[np.int64]
     inputs: NDArray[np.int64]
     targets: NDArray[np.int64]
-    most: int
 
     @classmethod
-    def of(cls, spans: NDArray[np.int64]) -> _Parts:
+    def of(cls, spans: NDArray[np.int64], rule: SpanRule) -> _Parts:
         most = (spans.shape[1] - FIRST_COLUMNS) // 2
-        count, mode = spans[:, COUNT], spans[:, MODE]
+        rows, numbers, count, mode = np.arange(len(spans)), np.arange(most), spans[:, COUNT], spans[:, MODE]
         kept, noise = spans[:, FIRST_COLUMNS : FIRST_COLUMNS + most], spans[:, FIRST_COLUMNS + most :]
-        is_used = np.arange(most) < count[:, None]
-        noise_before = np.concatenate((np.zeros((len(spans), 1), np.int64), noise[:, :-1]), 1)
-        inputs, targets = (mode >= 0) * (count > 0) + kept[:, -1] + count, noise[:, -1] + count
-        return cls(count, mode, kept, noise, noise_before, is_used, inputs, targets, most)
+        has_mode = ((mode >= 0) & (count > 0)).astype(np.int64)
+        kept_lengths, noise_lengths = _differences(kept), _differences(noise)
+        input_columns, target_columns = kept + has_mode[:, None], noise - noise_lengths
+        input_columns += numbers
+        target_columns += numbers
+        return cls(
+            rows=rows,
+            spans=count,
+            mode=mode,
+            has_mode=has_mode,
+            has_end=((count > 0) & (rule.end_id >= 0)).astype(np.int64),
+            used=None if count.min() == most else numbers < count[:, None],
+            kept_lengths=kept_lengths,
+            noise_lengths=noise_lengths,
+            input_columns=input_columns,
+            target_columns=target_columns,
+            sentinels=np.tile(rule.sentinel + rule.step * numbers, (len(spans), 1)),
+            inputs=has_mode + kept[:, -1] + count,
+            targets=noise[:, -1] + count,
+        )
+
+
+def _differences(sums: NDArray[np.int64]) -> NDArray[np.int64]:
+    lengths = sums.copy()
+    lengths[:, 1:] -= sums[:, :-1]
+    return lengths
 
 
 def _joined(
@@ -180,65 +216,52 @@ def _joined(
     parts: _Parts,
     rule: SpanRule,
     first: NDArray[np.int64],
-    width: int,
-) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """Inputs, and targets from column `first` of each row on, in `width` columns and one more that is not used.
-
-    And the place of each token in these rows as one line.
-    """
-    rows, seq_len = ids.shape
-    numbers, has_mode = np.arange(parts.most), (parts.mode >= 0)[:, None]
-    # Tokens of one part or span stay together: they move by the same number of columns.
-    lengths, moves = np.empty((2, rows, 2 * parts.most + 1), np.int64)
-    for own, sums in ((lengths[:, 0:-1:2], parts.kept), (lengths[:, 1::2], parts.noise)):
-        own[:, 0] = sums[:, 0]
-        np.subtract(sums[:, 1:], sums[:, :-1], out=own[:, 1:])
-    lengths[:, -1] = seq_len - parts.kept[:, -1] - parts.noise[:, -1]
-    moves[:, 0:-1:2] = has_mode + numbers - parts.noise_before
-    moves[:, 1::2] = first[:, None] + numbers + 1 - parts.kept
-    moves[:, -1] = width  # what is after the tokens of the row
-    moves += np.arange(rows)[:, None] * (width + 1)
-    places = moves.reshape(-1).repeat(lengths.reshape(-1)).reshape(rows, seq_len)
-    places += np.arange(seq_len)
-    if lengths[:, -1].any() or (first + parts.targets).max() > width:
-        np.minimum(places, np.arange(1, rows + 1)[:, None] * (width + 1) - 1, out=places)
-    line = np.full((rows, width + 1), rule.pad_id, ids.dtype)
-    line.reshape(-1)[places] = ids
-    # Sentinels of spans that a row does not have go to the column that is not used.
-    unused, begins = np.arange(1, rows + 1)[:, None] * (width + 1) - 1, np.arange(rows)[:, None] * (width + 1)
-    for columns in (has_mode + parts.kept + numbers, first[:, None] + parts.noise_before + numbers):
-        columns += begins
-        np.copyto(columns, unused, where=~parts.is_used | (columns > unused))
-        line.reshape(-1)[columns] = rule.sentinel + rule.step * numbers
-    real = parts.spans.nonzero()[0]
-    with_mode = real[parts.mode[real] >= 0]
-    line[with_mode, 0] = parts.mode[with_mode]
-    if rule.end_id >= 0:
-        line[real, np.minimum(first + parts.targets, width)[real]] = rule.end_id
-    return line, places
-
-
-def _labels(
-    line: NDArray[Any],
-    places: NDArray[np.int64],
-    parts: _Parts,
-    rule: SpanRule,
-    first: NDArray[np.int64],
-    learn: NDArray[Any] | None,
-    begin: int,
+    runs: Sequence[tuple[NDArray[np.int64], NDArray[np.int64], int]],
+    ends: NDArray[np.int64],
     out: NDArray[Any],
-) -> None:
-    """Write what `_joined` returned from column `begin` on as labels: -100 where there is no target that is learned."""
-    own = slice(begin, begin + out.shape[1])
-    columns = np.arange(own.start, own.stop)
-    ends = first + parts.targets + (parts.spans > 0) * (rule.end_id >= 0)
-    is_target = (columns >= first[:, None]) & (columns < ends[:, None])
+    learn: NDArray[Any] | None,
+) -> NDArray[np.bool_] | None:
+    """Write lines of tokens and sentinels, the id at their ends, and padding. With `learn`: which of them are learned.
+
+    Tokens of neighboring columns are neighbors, except around sentinels. So sums over steps are their places, and one
+    look-up moves all of them.
+
+    first: the place in its row of the first column's token. ends: columns of tokens and sentinels.
+    runs:  of some sentinels their columns, steps, and how many columns after them (0 or 1) these steps are
+    """
+    rows, width = out.shape
+    steps, begins, at_sentinels = np.ones(rows * width + 1, np.int64), (parts.rows * width)[:, None], []
+    for columns, lengths, after in runs:
+        used: Any = ... if parts.used is None else parts.used
+        if columns[:, -1].max() >= width:
+            used = columns < width if parts.used is None else parts.used & (columns < width)
+        at = (columns + begins)[used].reshape(-1)
+        steps[after:][at] = lengths[used].reshape(-1)
+        at_sentinels.append((at, parts.sentinels[used].reshape(-1)))
+    of_rows = steps[:-1].reshape(rows, width)
+    of_rows[:, 0] = first + parts.rows * ids.shape[1]  # over the step after the last sentinel of the row before
+    places = np.add.accumulate(of_rows, axis=1, out=of_rows)
+    ids.reshape(-1).take(places, mode="clip", out=out)
+    for at, sentinels in at_sentinels:
+        out.reshape(-1)[at] = sentinels
+    learned: NDArray[np.bool_] | None = None
     if learn is not None:
-        is_learned = np.ones(line.shape, np.bool_)
-        is_learned.reshape(-1)[places] = learn != 0
-        is_target &= is_learned[:, own]
-    out[:] = IGNORE_INDEX
-    np.copyto(out, line[:, own], where=is_target)
+        learned = learn.reshape(-1).take(places, mode="clip") != 0
+        for at, _ in at_sentinels:
+            learned.reshape(-1)[at] = True
+    ended = (parts.has_end & (ends < width)).nonzero()[0]
+    out[ended, ends[ended]] = rule.end_id
+    if learned is not None:
+        learned[ended, ends[ended]] = True
+    _fill_after(out, ends + parts.has_end, rule.pad_id)
+    return learned
+
+
+def _fill_after(out: NDArray[Any], ends: NDArray[np.int64], value: int) -> None:
+    """Rows from their ends on."""
+    low = int(ends.min())
+    if low < out.shape[1]:
+        np.copyto(out[:, low:], value, where=np.arange(low, out.shape[1]) >= ends[:, None])
 
 
 def _corrupted_spans_cupy(

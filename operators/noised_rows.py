@@ -37,6 +37,7 @@ ROW_COLUMNS = 5
 SPECIAL, STARTS_WORD = 1, 2
 """Bits of `id_flags`."""
 
+_FEW = 4
 _PART = 1 << 16  # positions of the reference that are worked on together, which stay in the cache of the second level
 
 
@@ -118,12 +119,15 @@ def noised_rows(
     if on_device:
         _noised_rows_cupy(ids, rows, rule, out, labels, copies, label_shift, id_flags, learn, masked, loss_mask)
         return
+    few = [] if id_flags is None or rule.whole_words else _few_special(id_flags)
+    if few:  # compared with ids, which takes less time than a look-up of each
+        id_flags = None
     size = max(1, _PART // ids.shape[1])
     optional = out, labels, learn, masked, loss_mask
     for first in range(0, ids.shape[0], size):
         part = slice(first, first + size)
         own = [None if array is None else array[part] for array in optional]
-        _noised_rows_numpy(ids[part], rows[part], rule, own, copies, label_shift, id_flags)
+        _noised_rows_numpy(ids[part], rows[part], rule, own, copies, label_shift, id_flags, few)
 
 
 def _noised_rows_numpy(
@@ -134,17 +138,19 @@ def _noised_rows_numpy(
     copies: bool,
     label_shift: int,
     id_flags: NDArray[np.uint8] | None,
+    few: list[int],
 ) -> None:
     out, labels, learn, masked, loss_mask = arrays
     is_active = rows[:, NUMBER] == rule.number
     changed = is_active & rule.own_labels
     if out is not None:
         written = slice(None) if copies or is_active.all() else is_active.nonzero()[0]
-        is_chosen, words = _chosen(ids, rows, rule, is_active, id_flags, learn)
+        is_chosen, words = _chosen(ids, rows, rule, is_active, id_flags, few, learn)
         if masked is not None:
             masked[written] = is_chosen[written]
         if is_active.all() and not rule.keep_below:  # faster than places of many chosen ids
-            where = np.negative(is_chosen.view(np.int8), dtype=ids.dtype)  # all bits of the chosen ones
+            ones = masked if masked is not None and masked.dtype == ids.dtype else is_chosen.view(np.int8)
+            where = np.negative(ones, dtype=ids.dtype)  # all bits of the chosen ones
             _select(ids, rule.mask_id, where, out)
             out ^= ids
             if rule.own_labels:
@@ -179,6 +185,7 @@ def _chosen(
     rule: NoiseRule,
     is_active: NDArray[np.bool_],
     id_flags: NDArray[np.uint8] | None,
+    few: list[int],
     learn: NDArray[Any] | None,
 ) -> tuple[NDArray[np.bool_], NDArray[np.uint64]]:
     """Which ids are chosen, and the draws of all positions, whose lower halves are not used yet."""
@@ -199,6 +206,8 @@ def _chosen(
     is_chosen[rates == 0] = False
     if (rows[:, LENGTH] < seq_len).any():
         is_chosen &= columns < rows[:, LENGTH][:, None]
+    for special in few:
+        is_chosen &= ids != special
     if flags is not None:
         is_chosen &= (flags & SPECIAL) == 0
     if learn is not None:
@@ -224,6 +233,17 @@ def _replaced(
         random = splitmix64(rows[row, KEY].view(np.uint64), (2 * column + 2).astype(np.uint64)) >> np.uint64(32)
         values[at] = ((random * np.uint64(rule.num_random)) >> np.uint64(32)).astype(ids_there.dtype)
     return values
+
+
+def _few_special(id_flags: NDArray[np.uint8]) -> list[int]:
+    """The special ids if they are few; else none of them."""
+    whole = len(id_flags) // 8 * 8
+    used = id_flags[:whole].view(np.uint64).nonzero()[0]  # eight flags at a time
+    if len(used) > _FEW:
+        return []
+    places = np.append((used[:, None] * 8 + np.arange(8)).reshape(-1), np.arange(whole, len(id_flags)))
+    special: list[int] = places[(id_flags[places] & SPECIAL) != 0].tolist()
+    return special if len(special) <= _FEW else []
 
 
 def _flags_of(ids: NDArray[Any], id_flags: NDArray[np.uint8]) -> NDArray[np.uint8]:

@@ -153,7 +153,7 @@ def spans(row: Row, entry: Mapping[str, Any], pad_id: int = 0) -> dict[str, list
 
 
 def noise_mask(length: int, rate: Fraction, mean_length: Fraction | None, key: int) -> list[bool]:
-    """T5's `random_spans_noise_mask`; places of cuts are the first images of a keyed permutation."""
+    """T5's `random_spans_noise_mask`, with a keyed choice of the places of cuts."""
     if length == 1:
         return [False]
     noise = min(max(round(length * rate), 1), length - 1)
@@ -162,11 +162,22 @@ def noise_mask(length: int, rate: Fraction, mean_length: Fraction | None, key: i
 
     def lengths(items: int, number: int) -> list[int]:
         own = splitmix64(key, 2**62 + 3 + number)
-        cuts = [int(permute(np.array([i]), items - 1, own)[0]) + 1 for i in range(count - 1)]
-        return [end - begin for begin, end in itertools.pairwise([0, *sorted(cuts), items])]
+        cuts = [place + 1 for place in drawn_places(items - 1, count - 1, own)]
+        return [end - begin for begin, end in itertools.pairwise([0, *cuts, items])]
 
     pairs = zip(lengths(length - noise, 1), lengths(noise, 2), strict=True)
     return [is_noise for pair in pairs for is_noise in (False, True) for _ in range(pair[is_noise])]
+
+
+def drawn_places(places: int, wanted: int, key: int) -> list[int]:
+    """Rising. Of equally likely draws, by Lemire's rejection, the first that differ; or what those leave over."""
+    draws = (half for number in itertools.count(1) for half in divmod(splitmix64(key, number), 2**32))
+    needed, found = min(wanted, places - wanted), set[int]()
+    while len(found) < needed:
+        place, rest = divmod(next(draws) * places, 2**32)
+        if rest >= 2**32 % places:
+            found.add(place)
+    return sorted(found if needed == wanted else set(range(places)) - found)
 
 
 def with_sentinels(ids: Sequence[int], mask: Sequence[bool], entry: Mapping[str, Any]) -> list[int]:

@@ -7,6 +7,7 @@ from collections import Counter
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import objective_oracle as oracle
@@ -21,6 +22,7 @@ from dali_pipes import LoaderConfig, TokenLoader
 from dali_pipes.config.objectives import Spans, parse_objectives
 from dali_pipes.config.span_counts import span_counts, span_widths
 from dali_pipes.errors import ConfigError, StateError
+from dali_pipes.objectives import span_draws
 from dali_pipes.objectives.span_draws import draw_spans
 from dali_pipes.schedule.plans import plan_step
 from dali_pipes.tools.reports import preview_batch
@@ -160,6 +162,31 @@ def test_rows_are_put_together_again(length: int, rate: Fraction, mean_length: F
     assert drawn.encoder_lengths[0] == kept.sum() + count <= widths.encoder
     assert drawn.decoder_lengths[0] == noise.sum() + count <= widths.decoder
     assert set(sums[count - 1 : widths.spans]) == {int(kept.sum())}
+
+
+@settings(max_examples=40, deadline=None)
+@given(lengths=st.lists(st.integers(1, 60), max_size=30), key=st.integers(0, 2**64 - 1), part=st.sampled_from([1, 300]))
+def test_rows_are_drawn_apart_from_others(lengths: list[int], key: int, part: int) -> None:
+    """Rows of several denoisers and lengths in one call, whatever is drawn together, are those of the rule."""
+    (entry,) = parse_objectives([UL2])
+    assert isinstance(entry, Spans)
+    widths, whole = entry.widths(60, is_full=False), of_oracle(UL2)
+    keys = [oracle.splitmix64(key, number) for number in range(len(lengths))]
+    with mock.patch.object(span_draws, "_PART", part):
+        own = np.array(lengths, np.int64), np.array(keys, np.uint64), np.zeros(len(lengths), np.int64)
+        drawn = draw_spans(entry, *own, 2**62 + 3, widths)
+    for number, length in enumerate(lengths):
+        draw = oracle.splitmix64(keys[number], 2**62 + 3) >> 32
+        way = whole["denoisers"][sum(draw >= weight * 2**32 // 4 for weight in (2, 3))]
+        count, mode, *sums = drawn.table[number].tolist()
+        kept, noise = (np.diff(sums[at : at + count], prepend=0) for at in (0, widths.spans))
+        mask = [bool(part) for pair in zip(kept, noise, strict=True) for part in (0, 1) for _ in range(pair[part])]
+        assert mask == oracle.noise_mask(length, way["rate"], way["mean_length"], keys[number])
+        assert mode == (-1 if way["mode_token"] is None else way["mode_token"])
+        assert {*sums[count - 1 : widths.spans]} == {int(kept.sum())}
+        assert {*sums[widths.spans + count - 1 :]} == {int(noise.sum())}
+        assert drawn.encoder_lengths[number] == (mode >= 0) + kept.sum() + count + 1
+        assert drawn.decoder_lengths[number] == noise.sum() + count + 1
 
 
 @settings(max_examples=40, deadline=None)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -41,12 +43,13 @@ def by_token(
 
 @st.composite
 def rows_of_parts(draw: Any) -> list[list[tuple[int, int]]]:
-    part = st.tuples(st.integers(1, 5), st.integers(0, 4))
+    part = st.tuples(st.integers(1, 5) | st.integers(1, 40), st.integers(0, 4) | st.integers(0, 40))
     rows: list[list[tuple[int, int]]] = draw(st.lists(st.lists(part, max_size=5), max_size=4))
-    return rows
+    times: int = draw(st.integers(1, 3))
+    return rows * times
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100)
 @given(rows=rows_of_parts(), data=st.data())
 def test_equals_the_rule_by_token(xp: Backend, rows: list[list[tuple[int, int]]], data: st.DataObject) -> None:
     draw = data.draw
@@ -76,7 +79,8 @@ def test_equals_the_rule_by_token(xp: Backend, rows: list[list[tuple[int, int]]]
         widths |= dict.fromkeys(group, width)
     out = {name: xp.array(np.full((len(rows), widths[name]), 7, dtype)) for name in names}
     on_device = None if learn is None else xp.array(learn)
-    corrupted_spans(xp.array(ids), xp.array(table), rule, out, label_shift=shift, learn=on_device)
+    with mock.patch.object(sys.modules[corrupted_spans.__module__], "_PART", draw(st.sampled_from([1, 64, 2**18]))):
+        corrupted_spans(xp.array(ids), xp.array(table), rule, out, label_shift=shift, learn=on_device)
     for name, array in out.items():
         padding = -100 if name.endswith("labels") else rule.pad_id
         padded = [(row[name] + [padding] * widths[name])[: widths[name]] for row in expected]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
+from unittest import mock
 
 import cuda_on_cpu
 import numpy as np
@@ -60,12 +62,20 @@ def by_element(
                 loss_mask[r][t] = int(labels[r][t][0] != -100)
 
 
+def _special(ids: set[int]) -> list[int]:
+    return [SPECIAL * (token in ids) for token in range(max(ids, default=0) + 1)]
+
+
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
 @given(data=st.data())
 def test_equals_the_rule_by_element(xp: Backend, data: st.DataObject) -> None:
     draw = data.draw
     dtype, mask_dtype = draw(st.sampled_from(cuda_on_cpu.noised_dtypes()))
-    num_rows, seq_len, vocabulary = draw(st.integers(0, 4)), draw(st.integers(1, 40)), draw(st.integers(1, 6))
+    num_rows, seq_len, vocabulary = (
+        draw(st.integers(0, 4)),
+        draw(st.integers(1, 40)),
+        draw(st.integers(1, 6) | st.integers(1, 60)),
+    )
     random = np.random.default_rng(draw(st.integers(0, 99)))
     own_labels = draw(st.booleans())
     label_axis = () if own_labels else draw(st.sampled_from([(), (1,), (3,)]))
@@ -96,26 +106,29 @@ def test_equals_the_rule_by_element(xp: Backend, data: st.DataObject) -> None:
     )
     labels = random.integers(0, 9, (num_rows, seq_len, *label_axis)).astype(dtype)
     flags = draw(
-        st.none() | st.lists(st.sampled_from([0, SPECIAL, STARTS_WORD, SPECIAL | STARTS_WORD]), min_size=1, max_size=6)
+        st.none()
+        | st.sets(st.integers(0, 59), max_size=6).map(_special)
+        | st.lists(st.sampled_from([0, SPECIAL, STARTS_WORD, SPECIAL | STARTS_WORD]), min_size=1, max_size=60)
     )
     learn = random.integers(0, 2, ids.shape).astype(dtype) if draw(st.booleans()) else None
     shift, copies = draw(st.integers(0, 1)), draw(st.booleans())
     before = np.full(ids.shape, 7, dtype), *(random.integers(0, 2, ids.shape).astype(mask_dtype) for _ in range(2))
     out, masked, loss_mask = (xp.array(array.copy()) for array in before)
     given_labels = xp.array(labels.copy())
-    noised_rows(
-        xp.array(ids),
-        xp.array(rows),
-        rule,
-        out=out,
-        labels=given_labels,
-        copies=copies,
-        label_shift=shift,
-        id_flags=None if flags is None else xp.array(np.array(flags, np.uint8)),
-        learn=None if learn is None else xp.array(learn),
-        masked=masked,
-        loss_mask=loss_mask,
-    )
+    with mock.patch.object(sys.modules[noised_rows.__module__], "_PART", draw(st.sampled_from([1, 64, 2**16]))):
+        noised_rows(
+            xp.array(ids),
+            xp.array(rows),
+            rule,
+            out=out,
+            labels=given_labels,
+            copies=copies,
+            label_shift=shift,
+            id_flags=None if flags is None else xp.array(np.array(flags, np.uint8)),
+            learn=None if learn is None else xp.array(learn),
+            masked=masked,
+            loss_mask=loss_mask,
+        )
     expected = [array.astype(np.int64).tolist() for array in before]
     wide_labels = labels.reshape(num_rows, seq_len, -1).tolist() if labels.size else []
     all_learn = np.ones_like(ids) if learn is None else learn

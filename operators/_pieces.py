@@ -33,35 +33,49 @@ class PieceTables(NamedTuple):
 class PieceLayout:
     """Where the pieces lie in the rows, with all rows as one line of `size` positions."""
 
-    def __init__(self, pieces: PieceTables, shape: tuple[int, int]) -> None:
+    def __init__(
+        self,
+        pieces: PieceTables,
+        shape: tuple[int, int],
+        *,
+        places: NDArray[np.int64] | None = None,
+        even_rows: tuple[int, int] | None = None,
+    ) -> None:
+        """places: as `places_in_rows` returns them. even_rows: as the property. None: found from the tables.
+
+        Tables with `places` are trusted; others are checked.
+        """
         self.num_rows, self.seq_len = shape
         self.size = self.num_rows * self.seq_len
         self.offsets, self.starts, self.lengths, self.ends = pieces
-        num_pieces = self.lengths.size
-        totals = np.zeros(num_pieces + 1, np.int64)
-        np.add.accumulate(self.lengths, out=totals[1:])
-        row_totals = totals[self.offsets]
-        used = row_totals[1:] - row_totals[:-1]
-        if np.count_nonzero(used > self.seq_len):  # takes half as long as `any` and `max` do
-            row = int(used.argmax())
-            raise ValueError(
-                f"segments: the pieces of row {row:,} have {used[row]:,} tokens, expected at most {self.seq_len:,}"
-            )
-        row_begins = np.arange(0, self.size, self.seq_len)
+        borders = _borders(*shape)
+        row_begins, row_ends = borders[:-1], borders[1:]
         self._counts = self.offsets[1:] - self.offsets[:-1]
-        edges = np.empty(num_pieces + 1, np.int64)
-        np.add(totals[:-1], (row_begins - row_totals[:-1]).repeat(self._counts), out=edges[:-1])
-        edges[-1] = self.size
-        self.begins = edges[:-1]
+        are_known = places is not None
+        if places is None:
+            places = places_in_rows(self.offsets, self.lengths)
         # Where each piece begins, and the end of the last, with padding as a part of the piece before or after it.
-        self._edges = edges
-        if edges[0] and num_pieces:
-            self._edges = edges.copy()
+        self._edges = np.empty(self.lengths.size + 1, np.int64)
+        self.begins = np.add(places, row_begins.repeat(self._counts), out=self._edges[:-1])
+        self._edges[-1] = self.size
+        if self.begins.size and self.begins[0]:
+            self.begins = self.begins.copy()
             self._edges[0] = 0
-        self._is_padded = used < self.seq_len
-        padded = self._is_padded.nonzero()[0]
-        self._padding_begins = (row_begins + used)[padded]
-        self._padding = self._parts(self._padding_begins, row_begins[padded] + self.seq_len)
+        behind = np.zeros(self._edges.size, np.int64)
+        self._behind = np.add(self.begins, self.lengths, out=behind[1:])
+        # The last piece before the end of a row without pieces is in a row before it, if there is one.
+        used = np.maximum(behind[self.offsets[1:]], row_begins)
+        if not are_known and np.count_nonzero(used > row_ends):
+            row = int((used > row_ends).argmax())
+            raise ValueError(
+                f"segments: the pieces of row {row:,} have {used[row] - row_begins[row]:,} tokens, expected at most "
+                f"{self.seq_len:,}"
+            )
+        self._is_padded = used < row_ends
+        self._padding_begins = used[self._is_padded]
+        self._padding = self._parts(self._padding_begins, row_ends[self._is_padded])
+        if even_rows is not None:
+            self.even_rows = even_rows
 
     @staticmethod
     def _parts(begins: NDArray[np.int64], ends: NDArray[np.int64]) -> list[slice] | list[NDArray[np.int64]]:
@@ -82,18 +96,19 @@ class PieceLayout:
     def number_pieces(self, line: NDArray[Any]) -> None:
         """For each position, the number of its piece in the row, from 1; padding is undefined."""
         numbers = np.arange(1, self.lengths.size + 1) - self._of_row(self.offsets)
-        table = numbers.astype(_counting(self.lengths.size + 1).dtype)  # a narrow dtype is fastest
+        table = numbers.astype(_narrow(self.seq_len))
         for pieces, part in self._chunks:
             line[part] = table[pieces].repeat(self._spans[pieces])
 
     def count_positions(self, line: NDArray[Any]) -> None:
         """For each position, its place in the piece, from 0; padding is undefined."""
-        for pieces, part in self._chunks:
-            positions, begins = _counting(part.stop - part.start), self.begins[pieces] - part.start
-            if begins[-1]:  # else it is one piece
-                begins = begins.astype(positions.dtype).repeat(self._spans[pieces])
-                positions = np.subtract(positions, begins, out=begins)
-            line[part] = positions
+        dtype = _narrow(self.seq_len)
+        # Modulo what the dtype has room for, as the differences are, which have room.
+        begins, chunks = self.begins.astype(dtype), self._chunks
+        firsts = np.array([part.start for _, part in chunks]).astype(dtype)
+        for (pieces, part), first in zip(chunks, firsts, strict=True):
+            positions = (begins[pieces] - first).repeat(self._spans[pieces])
+            line[part] = np.subtract(_counting(part.stop - part.start, dtype), positions, out=positions)
 
     def _of_row(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
         """For each piece, the value of its row."""
@@ -126,7 +141,7 @@ class PieceLayout:
             return None
         last = np.empty_like(first)
         last[:-1], last[-1:] = first[1:] - 1, self.begins.size - 1
-        parts = self.begins[first], self.begins[last] + self.lengths[last], shifts
+        parts = self.begins[first], self._behind[last], shifts
         return list(zip(*(part.tolist() for part in parts), strict=True))
 
     @functools.cached_property
@@ -174,8 +189,8 @@ class PieceLayout:
         With `cross` the labels are the tokens `step` positions ahead in the row, in the next pieces, if there are any.
         """
         back = 1 if step == 1 else np.arange(1, min(step, self.seq_len) + 1)[:, None]  # 1 for the last token
-        last = self.lengths - back
-        positions, ahead, ends = self.begins + last, self.starts + last + step, self.ends
+        positions, ends = self._behind - back, self.ends
+        ahead = self.starts + self.lengths + (step - back)
         if cross and self.lengths.size:
             pieces = self.begins.searchsorted(positions + step, "right") - 1
             pieces = np.minimum(pieces, self._of_row(self.offsets[1:]) - 1)  # at most the last one of the row
@@ -185,7 +200,7 @@ class PieceLayout:
             if not np.count_nonzero(known):
                 return PieceEnds(positions, positions[:0], positions[:0])
             return PieceEnds(positions[~known], positions[known], ahead[known])
-        inside = last >= 0
+        inside = self.lengths >= back
         known &= inside
         return PieceEnds(positions[inside & ~known], positions[known], ahead[known])
 
@@ -205,38 +220,28 @@ class PieceLayout:
     def fill_bounds(self, cu_seqlens: NDArray[np.int32], batch_rows: int) -> None:
         """`cu_seqlens` (K, C + 1), of batches of `batch_rows` rows."""
         num_batches, room = cu_seqlens.shape
-        most = int(self.segment_counts(batch_rows).max())
+        counts = self.segment_counts(batch_rows)
+        most = max(counts.tolist())
         if most >= room:
             raise ValueError(f"segments: cu_seqlens has room for {room - 1:,} segments, expected at least {most:,}")
-        cu_seqlens[...] = batch_rows * self.seq_len
-        cu_seqlens[-1] = (self.num_rows - (num_batches - 1) * batch_rows) * self.seq_len
-        # The place of a bound is the number of segments before it. Batches are one line: each begins anew.
-        places, first_piece = self._segments_before[:-1], self.offsets[:-1]
-        bounds, paddings = self.begins, self._padding_begins
-        if num_batches > 1:
-            batches = np.arange(num_batches).repeat(batch_rows)[: self.num_rows]
-            places = places + (np.arange(0, num_batches * room, room) - places[::batch_rows])[batches]
-            shifts = batches * (batch_rows * self.seq_len)
-            bounds, paddings = bounds - self._of_row(shifts), paddings - shifts[self._is_padded]
-        line = cu_seqlens.reshape(-1)
-        line[np.arange(bounds.size) + self._of_row(places - first_piece)] = bounds
-        if paddings.size:
-            line[(places + self._counts)[self._is_padded]] = paddings
-
-    @functools.cached_property
-    def _segments_before(self) -> NDArray[np.int64]:
-        """(R + 1,): pieces and padding before each row."""
-        before: NDArray[np.int64] = self.offsets.copy()
-        before[1:] += np.add.accumulate(self._is_padded, dtype=np.int64)
-        return before
+        batch_size = batch_rows * self.seq_len
+        cu_seqlens.fill(batch_size)
+        if num_batches * batch_rows > self.num_rows:
+            cu_seqlens[-1] = self.size - (num_batches - 1) * batch_size
+        bounds = self.begins
+        if self._padding_begins.size:
+            bounds = np.concatenate((bounds, self._padding_begins))
+            bounds.sort()
+        places = np.arange(bounds.size)
+        if num_batches > 1:  # each begins anew
+            places += (np.arange(0, num_batches * room, room) - counts.cumsum() + counts).repeat(counts)
+            bounds = bounds % batch_size
+        cu_seqlens.reshape(-1)[places] = bounds
 
     def segment_counts(self, batch_rows: int) -> NDArray[np.int64]:
         """(K,): segments of each batch of `batch_rows` rows."""
-        before = self._segments_before
-        firsts = before[:-1:batch_rows]
-        counts: NDArray[np.int64] = -firsts
-        counts[:-1] += firsts[1:]
-        counts[-1] += before[-1]
+        of_rows = self._counts + self._is_padded
+        counts: NDArray[np.int64] = np.add.reduceat(of_rows, np.arange(0, self.num_rows, batch_rows))
         return counts
 
 
@@ -274,8 +279,10 @@ class Shown:
             inside = max(0, min(layout.num_rows, (values.size - length - first) // row_step + 1))
             shape, strides = (inside, length), (row_step * item, item)
             if row_step == length:
-                line[: inside * length] = values[first : first + inside * length]
-            elif inside:
+                found = values[first : first + line.size]
+                line[: found.size] = found
+                return
+            if inside:
                 line[: inside * length].reshape(shape)[...] = np.ndarray(
                     shape, values.dtype, values, first * item, strides
                 )
@@ -296,12 +303,32 @@ class Shown:
         line[ends.ignored] = ignore
 
 
-def _counting(count: int) -> NDArray[Any]:
-    """0, 1, ... `count` - 1, in the narrowest dtype."""
-    size = max(1 << 16, 1 << (count - 1).bit_length())
-    return _counting_to(size)[:count]
+def places_in_rows(row_offsets: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """(P,): where in its row each piece begins, which is after the one before it."""
+    ends = np.zeros(lengths.size + 1, np.int64)
+    np.add.accumulate(lengths, out=ends[1:])
+    places: NDArray[np.int64] = ends[:-1] - ends[row_offsets[:-1]].repeat(row_offsets[1:] - row_offsets[:-1])
+    return places
+
+
+@functools.lru_cache(maxsize=16)
+def _borders(num_rows: int, seq_len: int) -> NDArray[np.int64]:
+    """(R + 1,): where each row begins, with all rows as one line, and the end."""
+    borders = np.arange(0, (num_rows + 1) * seq_len, seq_len)
+    borders.flags.writeable = False
+    return borders
+
+
+def _narrow(largest: int) -> np.dtype[Any]:
+    """Of numbers up to `largest`: to repeat two bytes takes a third as long as eight."""
+    return np.dtype(np.uint16 if largest < 1 << 16 else np.uint32)
+
+
+def _counting(count: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """0, 1, ... `count` - 1, modulo what `dtype` has room for."""
+    return _counting_to(max(1 << 16, 1 << (count - 1).bit_length()), dtype)[:count]
 
 
 @functools.lru_cache(maxsize=4)
-def _counting_to(size: int) -> NDArray[Any]:
-    return np.arange(size, dtype=np.min_scalar_type(size - 1))
+def _counting_to(size: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+    return np.arange(size).astype(dtype)

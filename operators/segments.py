@@ -60,7 +60,7 @@ class _Dtypes(NamedTuple):
     masks: np.dtype[Any]
 
 
-class _LabelRule(NamedTuple):
+class LabelRule(NamedTuple):
     """`cross`: labels may come from the next pieces of the row. `learn`: 0 for tokens that are not labels; or None."""
 
     num_labels: int
@@ -143,13 +143,17 @@ def segments(
     shape = row_offsets.size - 1, seq_len
     batch = _Batches.of(shape[0], batch_rows)
     results = _results(outputs, shape, batch, mtp, cu_capacity, out or {}, dtypes, on_device)
-    rule = _LabelRule(max(mtp, 1), not mask_boundaries, loss_mask)
+    rule = LabelRule(max(mtp, 1), not mask_boundaries, loss_mask)
     if not shape[0]:
         for name in {"cu_seqlens", "num_segments"} & results.keys():
             results[name].fill(0)
         return results
     if not on_device:
-        _segments_numpy(tokens, pieces, shape, batch.rows, rule, pad_id, results, limit, bad)
+        layout = PieceLayout(_checked(pieces, tokens.size, seq_len), shape)
+        fill_segments(tokens, layout, results, rule, pad_id=pad_id, batch_rows=batch.rows)
+        if limit is not None and bad is not None:
+            num_labels = rule.num_labels if "labels" in results else int("loss_mask" in results)
+            _check_ids(tokens, layout, num_labels, rule.cross, limit, bad)
         return results
     needed = work_size(piece_starts.size, shape[0], batch.rows)
     if work is None:
@@ -173,18 +177,19 @@ def _padded_words(batch_rows: int) -> int:
     return -(-batch_rows // 8)
 
 
-def _segments_numpy(
+def fill_segments(
     tokens: NDArray[Any],
-    pieces: PieceTables,
-    shape: tuple[int, int],
-    batch_rows: int,
-    rule: _LabelRule,
+    layout: PieceLayout,
+    results: Mapping[str, NDArray[Any]],
+    rule: LabelRule,
+    *,
     pad_id: int,
-    results: dict[str, NDArray[Any]],
-    limit: int | None,
-    bad: NDArray[np.int64] | None,
+    batch_rows: int,
 ) -> None:
-    layout = PieceLayout(_checked(pieces, tokens.size, shape[1]), shape)
+    """What `segments` does with NumPy arrays, without its checks but that of the capacity of `cu_seqlens`.
+
+    layout: of the pieces in one row or more. results: the arrays to fill, as `segments` makes them.
+    """
     flat = {name: array.reshape(-1) for name, array in results.items()}
     if "cu_seqlens" in flat:
         layout.fill_bounds(results["cu_seqlens"].reshape(-1, results["cu_seqlens"].shape[-1]), batch_rows)
@@ -199,7 +204,7 @@ def _segments_numpy(
     if "attention_mask" in flat:
         flat["attention_mask"].fill(1)
         layout.pad(flat["attention_mask"], 0)
-    if limit is None and not {"input_ids", "labels", "loss_mask"} & flat.keys():
+    if not {"input_ids", "labels", "loss_mask"} & flat.keys():
         return
     shown = Shown(tokens, layout)
     if "input_ids" in flat:
@@ -207,14 +212,19 @@ def _segments_numpy(
         layout.pad(flat["input_ids"], pad_id)
     if "labels" in flat or "loss_mask" in flat:
         _fill_labels(shown, layout, rule, tokens.dtype, flat.get("labels"), flat.get("loss_mask"))
-    if limit is not None and bad is not None:
-        if "labels" in flat or "loss_mask" in flat:
-            positions, behind = layout.labels_behind(rule.num_labels if "labels" in flat else 1, rule.cross)
-            _count_outside(tokens[behind].astype(np.int64), positions, limit, bad)
-        ids = np.empty(layout.size, np.int64)
-        shown.copy(ids)
-        layout.pad(ids, 0)
-        _count_outside(ids, None, limit, bad)
+
+
+def _check_ids(
+    tokens: NDArray[Any], layout: PieceLayout, num_labels: int, cross: bool, limit: int, bad: NDArray[np.int64]
+) -> None:
+    """Count the ids outside [0, limit) in the rows, and among their labels, of which each position has so many."""
+    if num_labels:
+        positions, behind = layout.labels_behind(num_labels, cross)
+        _count_outside(tokens[behind].astype(np.int64), positions, limit, bad)
+    ids = np.empty(layout.size, np.int64)
+    Shown(tokens, layout).copy(ids)
+    layout.pad(ids, 0)
+    _count_outside(ids, None, limit, bad)
 
 
 def _count_outside(
@@ -231,7 +241,7 @@ def _count_outside(
 def _fill_labels(
     shown: Shown,
     layout: PieceLayout,
-    rule: _LabelRule,
+    rule: LabelRule,
     token_dtype: np.dtype[Any],
     flat_labels: NDArray[Any] | None,
     loss_mask: NDArray[Any] | None,
@@ -269,7 +279,7 @@ def _segments_cupy(
     pieces: PieceTables,
     shape: tuple[int, int],
     batch_rows: int,
-    rule: _LabelRule,
+    rule: LabelRule,
     pad_id: int,
     results: dict[str, cupy.ndarray],
     dtypes: _Dtypes,

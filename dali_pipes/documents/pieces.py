@@ -13,6 +13,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from dali_pipes.operators._pieces import places_in_rows
+
 Int64Array = npt.NDArray[np.int64]
 
 
@@ -29,16 +31,39 @@ class Pieces(NamedTuple):
     """(P,): position after the last token of the piece's document, wherever the window ends."""
     lookback: Int64Array | None = None
     """(P, 3): tokens before each piece that are read with it, and how far its labels go: as `goldfish` takes it."""
+    places: Int64Array | None = None
+    """(P,): where in its window each piece begins, if each follows the one before; None: not known."""
+    row_segments: Int64Array | None = None
+    """(2, R): length of the longest segment of each row, and the number of its segments. Padding counts as a segment.
+    None: not known."""
+
+    def with_rows(self, widths: Int64Array | int) -> "Pieces":
+        """The same pieces with `places` and `row_segments`, computed once for all blocks of a plan.
+
+        widths: (R,), positions of each row, or of all of them
+        """
+        begins, ends = self.row_offsets[:-1], self.row_offsets[1:]
+        counts, padding = ends - begins, widths - self.row_lengths
+        longest = np.zeros_like(counts)
+        has_pieces = counts > 0
+        if len(self.lengths):
+            longest[has_pieces] = np.maximum.reduceat(self.lengths, begins[has_pieces])
+        row_segments = np.stack((np.maximum(longest, padding), counts + (padding > 0)))
+        places = None if self.lookback is not None else places_in_rows(self.row_offsets, self.lengths)
+        return self._replace(places=places, row_segments=row_segments)
 
     def chosen(self, row_offsets: Int64Array, at: slice | Int64Array) -> "Pieces":
-        """Some of the pieces, in other windows."""
+        """All pieces of some of the windows, which may be in any order."""
         lookback = None if self.lookback is None else self.lookback[at]
-        return Pieces(row_offsets, self.starts[at], self.lengths[at], self.document_ends[at], lookback)
+        places = None if self.places is None else self.places[at]
+        return Pieces(row_offsets, self.starts[at], self.lengths[at], self.document_ends[at], lookback, places)
 
     @property
     def row_lengths(self) -> Int64Array:
         """(R,): tokens in each window."""
-        lengths: Int64Array = np.diff(np.concatenate(([0], self.lengths.cumsum()))[self.row_offsets])
+        ends = np.zeros(len(self.lengths) + 1, np.int64)
+        np.add.accumulate(self.lengths, out=ends[1:])
+        lengths: Int64Array = np.diff(ends[self.row_offsets])
         return lengths
 
     @property
@@ -84,7 +109,8 @@ def pieces_of_windows(offsets: Int64Array, starts: npt.ArrayLike, length: int) -
 def some_rows(pieces: Pieces, begin: int, end: int) -> Pieces:
     """The pieces of rows begin ... end - 1."""
     first, last = int(pieces.row_offsets[begin]), int(pieces.row_offsets[end])
-    return pieces.chosen(pieces.row_offsets[begin : end + 1] - first, slice(first, last))
+    some = pieces.chosen(pieces.row_offsets[begin : end + 1] - first, slice(first, last))
+    return some if pieces.row_segments is None else some._replace(row_segments=pieces.row_segments[:, begin:end])
 
 
 def chosen_rows(pieces: Pieces, rows: Int64Array) -> Pieces:
@@ -109,6 +135,9 @@ def staged(pieces: Pieces, row_begins: Int64Array) -> Pieces:
     row_begins: (R,) or longer
     """
     offsets, lengths = pieces.row_offsets, pieces.lengths
+    if pieces.places is not None:
+        begins: Int64Array = pieces.places + row_begins[: len(offsets) - 1].repeat(offsets[1:] - offsets[:-1])
+        return pieces._replace(starts=begins, document_ends=begins + (pieces.document_ends - pieces.starts))
     ends = (lengths if pieces.lookback is None else lengths + pieces.tokens_before).cumsum()
     firsts = np.concatenate(([0], ends))[offsets[:-1]]
     shifts = (row_begins[: len(firsts)] - firsts).repeat(offsets[1:] - offsets[:-1])

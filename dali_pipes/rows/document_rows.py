@@ -169,6 +169,8 @@ class DocumentRows:
         self._from_pass_0 = self._from_mark = PassBegins(PassBegin(0, 0))
         self._plans: OrderedDict[tuple[int, int], Packing] = OrderedDict()
         self._windows_kept = _FEWEST_WINDOWS_KEPT
+        self._next_is_planned = (-1, 0, 0)
+        """An epoch, and rows of it after whose window the next one has been planned."""
         self._shared: SharedPlan | None = None
         self._lock = threading.Lock()  # of the counts and plans; never held while a window is planned
         self._planning = threading.Lock()  # so that no two threads plan the same window; taken before `_lock`
@@ -444,7 +446,7 @@ class DocumentRows:
             return
         with self._planning, self._lock:
             self.lengths.run = dict(run)
-            self._counts = WindowCounts()
+            self._counts, self._next_is_planned = WindowCounts(), (-1, 0, 0)
             self._plans.clear()
 
     def longest_rows(self, epoch: int, first: int, end: int, step_rows: int) -> Int64Array:
@@ -477,11 +479,15 @@ class DocumentRows:
 
     def plan_next(self, epoch: int, row: int) -> None:
         """Plan the window after that of `row`, so that later calls do not wait for it. Blocks."""
-        window = self._window_of(epoch, row).window + 1
-        if window < self.num_windows:
-            self._plan(epoch, window)
+        known_epoch, first, end = self._next_is_planned
+        if epoch == known_epoch and first <= row < end:  # as after nearly every block
+            return
+        mark = self._window_of(epoch, row)
+        if mark.window + 1 < self.num_windows:
+            self._plan(epoch, mark.window + 1)
         else:
             self._counted_to(epoch + 1, 1)
+        self._next_is_planned = epoch, row, mark.rows_before + self._plan(epoch, mark.window).num_rows
 
     def estimate(self, epoch: int) -> int:
         """Rows of an epoch: exact once they have been counted, else by the windows planned so far, at least one."""

@@ -56,31 +56,36 @@ class RawReads:
         self._in_batches = self._without_waiting = True
 
     def read(
-        self, view: memoryview, targets: Int64Array, lengths: Int64Array, numbers: Int64Array, offsets: Int64Array
+        self, view: memoryview, targets: Int64Array, lengths: Int64Array, numbers: Int64Array | int, offsets: Int64Array
     ) -> None:
         """Read pieces that are in one extent each. Blocks; raises CorpusReadError.
 
-        targets, lengths: places in `view`, in tokens. numbers: the files, rising. offsets: the bytes there.
+        targets, lengths: places in `view`, in tokens. numbers: of the files, rising, or of the one
+            that contains all pieces, which takes fewer steps. offsets: bytes in the files.
         """
         targets, sizes = targets * self._itemsize, lengths * self._itemsize
-        reader = READERS.borrow() if self._in_batches and len(targets) >= _FEWEST_FOR_BATCH else None
-        if reader is None:
-            self._by_file(view, targets, sizes, numbers, offsets)
-            return
-        address = np.frombuffer(view, np.uint8).ctypes.data
-        begin = 0
-        while begin < len(targets):
-            part = slice(begin, begin + batch_length(numbers[begin : begin + MOST_READS], self._pool.limit))
-            results = self._batch(reader, address + targets[part], sizes[part], numbers[part], offsets[part])
-            if results is None:
-                break
-            if results is not _WHOLE:
-                wrong = np.flatnonzero(results != sizes[part])
-                at = begin + wrong
-                self._again(view, targets[at], sizes[at], numbers[at], offsets[at], results[wrong])
-            begin = part.stop
-        READERS.give_back(reader)
-        self._by_file(view, targets[begin:], sizes[begin:], numbers[begin:], offsets[begin:])
+        begin, end = 0, len(targets)
+        reader = READERS.borrow() if self._in_batches and end >= _FEWEST_FOR_BATCH else None
+        if reader is not None:
+            addresses = targets + np.frombuffer(view, np.uint8).__array_interface__["data"][0]
+            while begin < end:
+                part, files = slice(begin, begin + MOST_READS), numbers
+                if not isinstance(numbers, int):
+                    part = slice(begin, begin + batch_length(numbers[part], self._pool.limit))
+                    files = numbers[part]
+                results = self._batch(reader, addresses[part], sizes[part], files, offsets[part])
+                if results is None:
+                    break
+                if results is not _WHOLE:
+                    wrong = np.flatnonzero(results != sizes[part])
+                    at = begin + wrong
+                    all_files = np.broadcast_to(numbers, end)
+                    self._again(view, targets[at], sizes[at], all_files[at], offsets[at], results[wrong])
+                begin = part.stop
+            READERS.give_back(reader)
+        if begin < end:
+            all_files = np.broadcast_to(numbers, end)
+            self._by_file(view, targets[begin:], sizes[begin:], all_files[begin:], offsets[begin:])
 
     def read_rows(
         self, out: npt.NDArray[Any], places: Int64Array | slice, numbers: npt.NDArray[Any] | int, offsets: Int64Array

@@ -31,10 +31,11 @@ class MappedReads:
         self._pool, self._itemsize = pool, itemsize
 
     def read(
-        self, view: memoryview, targets: Int64Array, lengths: Int64Array, numbers: Int64Array, offsets: Int64Array
+        self, view: memoryview, targets: Int64Array, lengths: Int64Array, numbers: Int64Array | int, offsets: Int64Array
     ) -> None:
         """As `RawReads.read`: blocks for pages that are not in memory, and releases the GIL for equal lengths."""
         out = np.frombuffer(view, np.uint8)
+        numbers = np.broadcast_to(numbers, len(offsets))
         firsts, counts = runs_of_equal(numbers)
         for first, count in zip(firsts.tolist(), counts.tolist(), strict=True):
             here = slice(first, first + count)

@@ -8,7 +8,7 @@ from document_oracle import pieces_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dali_pipes.documents import Pieces, pieces_of_windows
+from dali_pipes.documents import Pieces, chosen_rows, pieces_of_windows, some_rows, staged
 
 
 def as_lists(pieces: Pieces) -> list[list[tuple[int, int, int]]]:
@@ -67,3 +67,43 @@ def test_positions_past_32_bits() -> None:
 def test_windows_outside_the_corpus(start: int) -> None:
     with pytest.raises(AssertionError, match="outside"):
         pieces_of_windows(np.array([0, 3, 9]), [0, start], 4)
+
+
+@given(
+    rows=st.lists(st.lists(st.integers(1, 5), max_size=4), max_size=6),
+    spare=st.lists(st.integers(0, 3), min_size=6, max_size=6),
+    has_lookback=st.booleans(),
+    data=st.data(),
+)
+def test_what_is_known_of_rows_stays_with_some_of_them(
+    rows: list[list[int]], spare: list[int], has_lookback: bool, data: st.DataObject
+) -> None:
+    lengths = np.array([length for row in rows for length in row], np.int64)
+    starts = np.arange(len(lengths)) * 100
+    pieces = Pieces(np.cumsum([0, *map(len, rows)]), starts, lengths, starts + lengths + 1)
+    if has_lookback:
+        pieces = pieces._replace(lookback=np.ones((len(lengths), 3), np.int64))
+    widths = np.array([sum(row) + more for row, more in zip(rows, spare, strict=False)], np.int64)
+    known = pieces.with_rows(widths)
+    begin = data.draw(st.integers(0, len(rows)))
+    end = data.draw(st.integers(begin, len(rows)))
+    some, some_known = some_rows(pieces, begin, end), some_rows(known, begin, end)
+    assert as_lists(some) == as_lists(some_known)
+    segments = [[length for length in (*row, more) if length] for row, more in zip(rows, spare, strict=False)]
+    assert some_known.row_segments is not None
+    assert some_known.row_segments.tolist() == [
+        [max(row, default=0) for row in segments[begin:end]],
+        [len(row) for row in segments[begin:end]],
+    ]
+    if has_lookback:  # the tokens before a piece are between it and the one before
+        assert some_known.places is None
+        return
+    assert some_known.places is not None
+    assert some_known.places.tolist() == [sum(row[:at]) for row in rows[begin:end] for at in range(len(row))]
+    row_begins = np.cumsum([3, *widths[begin:end] + 1])
+    assert as_lists(staged(some_known, row_begins)) == as_lists(staged(some, row_begins))
+    order = np.array(data.draw(st.permutations(range(len(rows)))), np.int64)
+    chosen = chosen_rows(known, order)
+    assert chosen.row_segments is None
+    assert chosen.places is not None
+    assert chosen.places.tolist() == [sum(rows[row][:at]) for row in order for at in range(len(rows[row]))]

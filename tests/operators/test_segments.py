@@ -492,6 +492,23 @@ def test_a_block_of_batches_takes_as_many_launches_as_one(
     assert launched == ["piece_begins", "segments<unsigned short, long long, long long>"]
 
 
+@pytest.mark.parametrize("seq_len", [65_535, 65_536, 70_001])
+def test_numbers_past_two_bytes(xp: Backend, seq_len: int) -> None:
+    """As many pieces as positions, a piece of the whole row, and pieces that begin late in a long line."""
+    rows = [[1] * seq_len, [seq_len], [3, seq_len - 5], [1, 1, seq_len - 2]]
+    lengths = np.array([length for row in rows for length in row])
+    offsets = np.cumsum([0, *map(len, rows)])
+    tables = (xp.array(table) for table in (offsets, np.zeros_like(lengths), lengths, lengths))
+    options: dict[str, Any] = dict(zip(TABLES, tables, strict=True)) | {"outputs": ("position_ids", "segment_ids")}
+    found = segments(xp.array(np.zeros(seq_len, np.uint16)), seq_len=seq_len, **options)
+    for number, row in enumerate(rows):
+        padding = [0] * (seq_len - sum(row))
+        positions = np.concatenate([*map(np.arange, row), padding])
+        assert (xp.numpy(found["position_ids"][number]) == positions).all()
+        numbers = np.concatenate([np.repeat(np.arange(1, len(row) + 1), row), padding])
+        assert (xp.numpy(found["segment_ids"][number]) == numbers).all()
+
+
 def test_positions_past_32_bits(xp: Backend, tmp_path: Path) -> None:
     """The file is a hole: only the few pages that are written take room."""
     path = tmp_path / "tokens.bin"

@@ -4,6 +4,7 @@ import itertools
 import random
 import threading
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from row_oracle import pieces_of
 
 from dali_pipes.errors import ConfigError
 from dali_pipes.rows.document_rows import DocumentRows, split_documents
+from dali_pipes.rows.packing import Packing
 from dali_pipes.rows.window_counts import WindowMark
 from dali_pipes.schedule import Position, Schedule, StepRange
 
@@ -292,3 +294,20 @@ def test_splits_share_the_documents(lengths: list[int], fraction: float) -> None
 def test_nothing_but_empty_documents_is_one_clear_error() -> None:
     with pytest.raises(ConfigError, match="is empty"):
         split_documents(offsets_of([0, 0, 0]), "train", 0.0)
+
+
+def test_the_next_window_is_planned_before_its_rows_are_asked_for() -> None:
+    rows, planned = make([4, 4] * 10, window_documents=8), list[tuple[int, int]]()
+
+    def plan(epoch: int, window: int, make_plan: Callable[[int], Packing], _: int) -> Packing:
+        planned.append((epoch, window))
+        return make_plan(window)
+
+    rows.share(plan)
+    for row, expected in [(0, [(0, 0), (0, 1)]), (3, []), (4, [(0, 2)]), (5, []), (0, []), (8, [(1, 0)]), (9, [])]:
+        rows.plan(0, np.array([row]))
+        rows.plan_next(0, row)
+        assert planned == expected, row
+        planned.clear()
+    rows.plan_next(1, 0)
+    assert planned == [(1, 1)]

@@ -10,20 +10,20 @@ queue's, so no more of them exist than without the thread.
 
 import contextlib
 import operator
-from concurrent.futures import Future
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from dali_pipes.engine.block_source import BlockInfo
 from dali_pipes.engine.build import BuiltSource
 from dali_pipes.engine.queues import BlockQueue
 from dali_pipes.placement.loans import Loan, Loans
-from dali_pipes.runtime.threads import ReaderThreads
+from dali_pipes.runtime.threads import ReaderThreads, Task
 
 
 class Taken(NamedTuple):
-    """The batches of one block, as `BuiltSource.cut` makes them, and the tokens of each with padding."""
+    """The batches of one block, as `BuiltSource.cut` makes them, some at a time; the tokens of each with padding."""
 
-    batches: list[Any]
+    groups: Iterable[list[Any]]
     num_tokens: list[int]
     loan: Loan | None
     """On a GPU: the block's memory, which has not been handed out for any stream yet."""
@@ -38,15 +38,15 @@ def take_block(queue: BlockQueue, built: BuiltSource, loans: Loans | None, itera
         arrays = queue.take(None if built.gpu is None else built.gpu.handover)
     except StopIteration as error:
         raise RuntimeError("DALI did not hand out a block") from error
-    (batches, cut), loan = built.source.take_block(BlockInfo(iteration, 0)), None
-    if cut is None:
+    (batches, groups), loan = built.source.take_block(BlockInfo(iteration, 0)), None
+    if groups is None:
         if loans is not None and built.gpu is not None:
             arrays, loan = loans.lend(arrays, built.block_bytes(batches.sizes, batches.widths), built.gpu)
         named = dict(zip(built.source.arrays, arrays, strict=True))
         assert built.cut is not None, "batches are made for a loader"
         with built.ranges.around("batches"):
-            cut = built.cut(batches._replace(arrays=named))
-    return Taken(cut, list(map(operator.mul, batches.sizes, batches.widths)), loan)
+            groups = iter((built.cut(batches._replace(arrays=named)),))
+    return Taken(groups, list(map(operator.mul, batches.sizes, batches.widths)), loan)
 
 
 class BatchesAhead:
@@ -54,7 +54,7 @@ class BatchesAhead:
 
     def __init__(self, built: BuiltSource, loans: Loans | None) -> None:
         self._built, self._loans = built, loans
-        self._future: Future[Taken] | None = None
+        self._future: Task[Taken] | None = None
         self._threads: ReaderThreads | None = None
 
     @property

@@ -6,6 +6,8 @@ that are kept and reused, so the thread that runs the pipeline, the trainer's, d
 
     reader threads    plan ─▶ positioned reads ─▶ range check ─▶ on the CPU: token kernels, batches ─┐
     trainer's thread      source(block number) ◀───────────────────────────────────── ready block ◀──┘
+
+Plain rows on the CPU without DALI are only read ahead: the trainer's thread makes their batches in `Block.groups`.
 """
 
 import contextlib
@@ -13,9 +15,8 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from concurrent.futures import Future
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,10 +26,11 @@ from dali_pipes.engine.profiling import Ranges
 from dali_pipes.engine.read_ahead import Autotune
 from dali_pipes.errors import LoaderClosedError
 from dali_pipes.monitoring.stats import BlockTimes
-from dali_pipes.placement.base import Placement, Slot
+from dali_pipes.placement.base import Batches, Placement, Slot
+from dali_pipes.placement.cpu import CpuPlacement
 from dali_pipes.rows.outputs import Outputs
 from dali_pipes.rows.source import Source
-from dali_pipes.runtime.threads import ReaderThreads
+from dali_pipes.runtime.threads import ReaderThreads, Task
 from dali_pipes.schedule import Blocks, Position, Schedule, StepRange
 from dali_pipes.schedule.plans import Plan, PlanCache
 
@@ -54,28 +56,22 @@ class BlockInfo(NamedTuple):
     epoch_idx: int
 
 
-class Batches(NamedTuple):
-    """The batches of a block."""
-
-    arrays: dict[str, Any]
-    """By field: the rows of the batches one after another; fields of segment bounds have a line for each batch. Empty
-    where the arrays are elsewhere."""
-    sizes: list[int]
-    """Rows of each batch."""
-    values: list[dict[str, int]]
-    """Of each batch, the fields that are numbers on the host."""
-    widths: list[int]
-    """Positions in a row, of each batch."""
-    is_flat: bool
-    """Whether arrays of positions are in one line, because the batches may have different widths."""
-
-
 class Block(NamedTuple):
     """What is known of a block apart from its arrays."""
 
     batches: Batches
-    cut: list[Any] | None
-    """The batches as a loader hands them out, where a reader thread has made them."""
+    groups: Iterable[list[Any]] | None
+    """The batches as a loader hands them out, some at a time: made by a reader thread, or when they are asked for. None
+    where they are made from arrays."""
+
+
+class _Made(NamedTuple):
+    """A block as a reader thread leaves it."""
+
+    batches: Batches
+    groups: Iterable[list[Any]] | None = None
+    stored: tuple[Plan, Array] | None = None
+    """The plan and its rows as the files have them, from which batches are made when they are asked for."""
 
 
 class BlockSource:
@@ -92,8 +88,7 @@ class BlockSource:
     autotune:    how many threads read, and how many blocks ahead; asked at every block
     keeps_blocks: whether what is known of each block that was handed out waits for `take_block`
     arrays:      which arrays of a block to hand out, in order
-    cut:         makes the batches of a block from its arrays, in a reader thread, which are then in `Block.cut`;
-                 None: they are handed out as arrays alone
+    cut:         makes batches from arrays, which are then in `Block.groups`; None: they are handed out as arrays alone
     note:        is told, by the thread that plans them, which steps come next
     """
 
@@ -117,15 +112,17 @@ class BlockSource:
         self.rows, self.schedule, self.placement = rows, schedule, placement
         self.arrays, self.batches_per_run, self.endless = arrays, batches_per_run, endless
         self._outputs, self._max_rows = outputs, max_rows
-        self._keeps_blocks, self._cut, self._note = keeps_blocks, cut, note
-        self._taken: dict[int, Block] = {}
+        self._plans_documents = schedule.interleave.most_planned is not None
+        self._keeps_blocks, self._note = keeps_blocks, note
+        self._cut = cut if cut is None or not ranges.are_open else partial(ranges.run, "batches", cut)
+        self._taken: dict[int, _Made] = {}
         self._known_batches: dict[tuple[int, int], Batches] = {}
         self.autotune, self._ranges = autotune, ranges
         self._read_ahead_now = autotune.now
         self.forget_plans()
         self._count_from(Position(0, 0))
         self._origin = 0
-        self._pending: dict[tuple[int | None, int], Future[tuple[Slot, Block]]] = {}
+        self._pending: dict[tuple[int | None, int], Task[tuple[Slot, _Made]]] = {}
         self._free: deque[Slot] = deque()
         self._delivered: Slot | None = None
         self._delivered_at: float | None = None  # None: what follows is the first block after a start, or an error
@@ -134,6 +131,8 @@ class BlockSource:
         self._closed = False
         self.delivered = 0
         """Blocks handed out so far, over all epochs and restarts."""
+        self._is_lazy = cut is not None and isinstance(placement, CpuPlacement) and placement.is_lazy
+        self._later: tuple[int | None, range] | None = None  # blocks to begin once batches have been made
         self._times: dict[int, BlockTimes] = {}  # of each thread, so that none has to wait for another to add to them
 
     def __call__(self, info: BlockInfo) -> tuple[Array, ...]:
@@ -154,24 +153,31 @@ class BlockSource:
         try:
             assert self._threads is not None, "blocks to read exist only with threads"
             slot, block = self._threads.result(self._pending[key])
-            self.check_usable()
+            if self._closed:
+                self.check_usable()
             del self._pending[key]
         except Exception:
             self._pending.pop(key, None)  # it holds the error, whose traceback now holds the frames of this call
             self.check_usable()  # closed from another thread meanwhile: no other error tells that
             raise
         self._delivered = slot
-        steps = self.steps(info)
-        assert steps is not None
         begin = time.perf_counter()
-        with self._ranges.around("deliver"):
-            arrays = self.placement.deliver(slot, steps, info.iteration) if self.arrays else {}
+        if self.arrays:
+            steps = self.steps(info)
+            assert steps is not None
+            arrays = self._ranges.run("deliver", self.placement.deliver, slot, steps, info.iteration)
+        else:
+            arrays = {}
         times = self._own_times()
+        spent_s = time.perf_counter() - begin
         times.wait_s += begin - asked
-        times.kernels_s += time.perf_counter() - begin
+        times.kernels_s += spent_s
+        times.in_trainer_s += spent_s
         self.delivered += 1
         if self._keeps_blocks:
             self._taken[info.iteration] = block
+        if slot.plan is not None and slot.plan.widths is not None:
+            self._begin_later()  # its batches were made by a reader thread, not later
         if last_at is not None:
             self.autotune.add(begin - asked, asked - last_at, slot.cpu_share)
         self._delivered_at = time.perf_counter()
@@ -179,7 +185,10 @@ class BlockSource:
 
     def take_block(self, info: BlockInfo) -> Block:
         """What is known of a block that was handed out, once. Does not block."""
-        return self._taken.pop(info.iteration)
+        batches, groups, stored = self._taken.pop(info.iteration)
+        if stored is not None:
+            groups = self._groups(batches, *stored)  # not before: it refers to this source, which must not hold it
+        return Block(batches, groups)
 
     def check(self, info: BlockInfo) -> None:
         """Raise `TokenRangeError` if a block that was handed out holds a bad id that only a GPU has seen.
@@ -204,7 +213,7 @@ class BlockSource:
         self._count_from(position)
         self._origin = iteration
         self._taken.clear()
-        self._delivered_at = None
+        self._delivered_at = self._later = None
         self.autotune.restart()
         self.placement.restart()
         threads = self._threads
@@ -285,12 +294,33 @@ class BlockSource:
                 threads.stop()
         if self._read_ahead_now != self.autotune.now:
             self._adapt(threads)
-        for number in range(block, block + self.autotune.blocks):
+        numbers = range(block, block + self.autotune.blocks)
+        task = self._pending.get((epoch_index, block))
+        self._later = None
+        if task is not None and task.done() and self._is_lazy:
+            self._later = epoch_index, numbers[1:]
+        else:
+            self._begin(threads, epoch_index, numbers)
+        return epoch_index, block
+
+    def _begin(self, threads: ReaderThreads, epoch_index: int | None, numbers: range) -> None:
+        """Let threads make those of these blocks that they have not begun."""
+        for number in numbers:
             steps = self._steps_of(number, epoch_index)
             if steps is not None and (epoch_index, number) not in self._pending:
                 slot = self._free.popleft() if self._free else None
                 self._pending[epoch_index, number] = threads.submit(self._prepare, steps, slot)
-        return epoch_index, block
+
+    def _begin_later(self) -> None:
+        """Begin the blocks after one that was ready, now that its first batches have been made.
+
+        A thread that begins a block holds the interpreter lock for up to a millisecond, if its code is no longer in the
+        caches, and the trainer would wait for its batches that long.
+        """
+        later, self._later = self._later, None
+        threads = self._threads
+        if later is not None and threads is not None:
+            self._begin(threads, *later)
 
     def _adapt(self, threads: ReaderThreads) -> None:
         self._planned.keep_for(**self._plans_needed())
@@ -311,13 +341,13 @@ class BlockSource:
         if not future.cancel():
             future.add_done_callback(self._reclaim)
 
-    def _reclaim(self, future: "Future[tuple[Slot, Block]]") -> None:
+    def _reclaim(self, future: Task[tuple[Slot, _Made]]) -> None:
         if future.exception() is None:
             slot, _ = future.result()
             slot.fields = {}
             self._free.append(slot)
 
-    def _prepare(self, steps: StepRange, slot: Slot | None) -> tuple[Slot, Block]:
+    def _prepare(self, steps: StepRange, slot: Slot | None) -> tuple[Slot, _Made]:
         began, began_cpu = time.perf_counter(), time.thread_time()
         slot = self.placement.new_slot(self._max_rows) if slot is None else slot
         slot.steps = steps
@@ -326,24 +356,61 @@ class BlockSource:
             self._note(steps)
         if self.placement.plans_rows:
             begin = time.perf_counter()
-            with self._ranges.around("plan"):
-                slot.plan = self._planned.plan(steps)
+            slot.plan = self._ranges.run("plan", self._planned.plan, steps)
             times.plan_s = time.perf_counter() - begin
-        with self._ranges.around("read"):
-            self.placement.prepare(slot, times)
-        batches, cut = self._batches(steps, slot.plan), None
-        if self._cut is not None:
+        self._ranges.run("read", self.placement.prepare, slot, times)
+        block = _Made(self._batches(steps, slot.plan))
+        if self._cut is not None and slot.stored is not None:
+            assert slot.plan is not None
+            block = block._replace(stored=(slot.plan, slot.stored))
+        elif self._cut is not None:
             begin = time.perf_counter()
-            with self._ranges.around("batches"):
-                cut = self._cut(Batches(slot.fields, *batches[1:]))
-            slot.fields = {}
+            block = block._replace(groups=iter((self._cut(Batches(slot.fields, *block.batches[1:])),)))
             times.kernels_s += time.perf_counter() - begin
-        if slot.plan is not None:
-            with self._ranges.around("plan"):
-                self._planned.plan_next(slot.plan)
+        if self._cut is not None:
+            slot.fields, slot.stored = {}, None
+        if self._plans_documents and slot.plan is not None:
+            self._ranges.run("plan", self._planned.plan_next, slot.plan)
         self._own_times().add(times)
         slot.cpu_share = (time.thread_time() - began_cpu) / (time.perf_counter() - began)
-        return slot, Block(batches, cut)
+        return slot, block
+
+    def _groups(self, batches: Batches, plan: Plan, rows: Array) -> Iterator[list[Any]]:
+        """The batches of a block of stored rows, some at a time.
+
+        While some are used, a reader thread may make the next ones. If none has got to it, the thread that asks for
+        them does, which is fastest where it asks for one after another: their memory is then still in its cache.
+        """
+        assert isinstance(self.placement, CpuPlacement)
+        count, ahead, threads = self.placement.num_groups(rows), None, self._threads
+        assert threads is not None, "rows that were read"
+        try:
+            for number in range(count):
+                if ahead is None or ahead.cancel() or self.is_forked:
+                    made = self._group(batches, plan, rows, number, in_trainer=True)
+                else:
+                    made = threads.result(ahead)
+                ahead = None
+                if number == 0:
+                    self._begin_later()
+                if number + 1 < count:
+                    ahead = threads.submit(self._group, batches, plan, rows, number + 1)
+                yield made
+        finally:
+            if ahead is not None:
+                ahead.cancel()
+
+    def _group(self, batches: Batches, plan: Plan, rows: Array, number: int, *, in_trainer: bool = False) -> list[Any]:
+        """Some batches of a block of stored rows, in any thread."""
+        assert isinstance(self.placement, CpuPlacement)
+        assert self._cut is not None
+        begin = time.perf_counter()
+        own, fields = self.placement.group(plan, rows, number)
+        made = self._cut(Batches(fields, batches.sizes[own], batches.values[own], batches.widths[own], False))
+        times, spent_s = self._own_times(), time.perf_counter() - begin
+        times.kernels_s += spent_s
+        times.in_trainer_s += spent_s * in_trainer
+        return made
 
     def _batches(self, steps: StepRange, plan: Plan | None) -> Batches:
         if plan is None or plan.widths is not None or plan.pieces is not None:
@@ -369,7 +436,7 @@ class BlockSource:
 
     def _own_times(self) -> BlockTimes:
         """Those of the calling thread."""
-        thread = threading.get_ident()
-        if thread not in self._times:
-            self._times[thread] = BlockTimes()
-        return self._times[thread]
+        try:
+            return self._times[threading.get_ident()]
+        except KeyError:
+            return self._times.setdefault(threading.get_ident(), BlockTimes())

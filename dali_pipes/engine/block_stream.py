@@ -44,6 +44,7 @@ class BlockStream:
         self._loan: Loan | None = None
         self._gate = threading.RLock()  # held by the thread inside the queue; at exit it must be free
         self._is_stale = False  # what has been read ahead is of another order
+        self._user: threading.Thread | None = None  # that took the last block
 
     @property
     def queue_depth(self) -> int:
@@ -105,7 +106,9 @@ class BlockStream:
         """
         with self._gate:
             end_thread_at_exit()
-            _users.add(threading.current_thread())
+            if self._user is not (user := threading.current_thread()):
+                _users.add(user)
+                self._user = user
             queue = self._queue
             if queue is None:
                 raise LoaderClosedError("the queue was closed by an error, or because the interpreter is shutting down")
@@ -114,7 +117,8 @@ class BlockStream:
                 self._fill(queue, taken_ahead=int(taken is not None))
                 if taken is None:
                     taken = self._take(queue)
-                self._built.source.check(BlockInfo(self._next_iteration, 0))
+                if self._loans is not None:
+                    self._built.source.check(BlockInfo(self._next_iteration, 0))
                 self._next_iteration += 1
                 self._loan = taken.loan
                 if taken.loan is not None and self._loans is not None:

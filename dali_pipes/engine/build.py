@@ -4,32 +4,28 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from dali_pipes.config import LoaderConfig
-from dali_pipes.config.objectives import Users
 from dali_pipes.config.outputs import OUTPUTS, arrays_of
 from dali_pipes.config.skip_steps import in_steps
 from dali_pipes.corpus import Corpus
 from dali_pipes.corpus.joined import JoinedCorpora
-from dali_pipes.engine.block_source import Batches, BlockSource
+from dali_pipes.engine.block_source import BlockSource
 from dali_pipes.engine.mixture import mix, open_corpora
 from dali_pipes.engine.node_caching import NodeCaching, check_cache_folder
-from dali_pipes.engine.node_plans import NodePlans, share_plans
 from dali_pipes.engine.profiling import open_ranges
 from dali_pipes.engine.read_ahead import Autotune, choose_read_ahead
 from dali_pipes.errors import BackendError, ConfigError
 from dali_pipes.monitoring.stats import BlockLimits
-from dali_pipes.objectives import RowDraws, SourceObjectives, Transforms
-from dali_pipes.placement.base import Placement
-from dali_pipes.placement.cpu import CpuPlacement
+from dali_pipes.placement.base import Batches, Placement
+from dali_pipes.placement.cpu import CpuPlacement, is_plain
 from dali_pipes.placement.cuda import Gpu
 from dali_pipes.placement.pool_order import PoolOrder
 from dali_pipes.placement.selection import GPU_PLACEMENTS, choose_device, choose_placement, require_pool
 from dali_pipes.rows.base import ReadableRows, key_names, order_key
-from dali_pipes.rows.document_rows import DocumentRows
 from dali_pipes.rows.make import make_rows
 from dali_pipes.rows.outputs import Outputs
 from dali_pipes.rows.source import Source
@@ -38,11 +34,23 @@ from dali_pipes.runtime.messages import counted
 from dali_pipes.runtime.ranks import environment_number
 from dali_pipes.schedule import Interleave, Schedule, of_one_source
 from dali_pipes.schedule.curriculum import Curriculum
-from dali_pipes.schedule.mixed_rows import MixedRows
+
+if TYPE_CHECKING:
+    from dali_pipes.engine.node_plans import NodePlans
+    from dali_pipes.objectives import RowDraws, Transforms
+    from dali_pipes.schedule.mixed_rows import MixedRows
 
 TARGET_DIRECT_BLOCK_TOKENS = 1 << 18
 """Tokens of a block with `batches_per_run = "auto"`: 2 MiB of inputs as int64, and as much of labels. Twice as
 many are delivered 4 to 14% faster in large batches, and take twice the memory."""
+
+TARGET_STORED_BLOCK_BYTES = 3 << 19
+"""Bytes of ids in a block that is kept in the type of the files. With two thirds of that, batches of 64K tokens came 5%
+to 20% slower; with a third, 40%."""
+
+TARGET_OBJECTIVE_BLOCK_TOKENS = 1 << 19
+"""Tokens of a block if objectives change rows: draws and kernels have a fixed cost of up to 1 ms a block. Span
+corruption takes 10 to 20% less CPU time than in blocks of half the size."""
 
 TARGET_BLOCK_TOKENS = 1 << 20
 """The same for DALI on the CPU: 2 MiB as uint16. A quarter of it cost twice the CPU."""
@@ -67,7 +75,7 @@ class BuiltSource:
 
     gpu: Gpu | None = None
     _owns_rows = True
-    _node_plans: NodePlans | None = None
+    _node_plans: "NodePlans | None" = None
 
     def __init__(
         self,
@@ -104,7 +112,10 @@ class BuiltSource:
                 interleave = self.mixture
             self.warning = "\n".join(filter(None, (self.warning, self._caching.unused))) or None
             self.schedule = make_schedule(config, with_curriculum(config, interleave))
-            if (environment_number("LOCAL_WORLD_SIZE") or 1) > 1:
+            is_planned = self.schedule.interleave.most_planned is not None
+            if is_planned and (environment_number("LOCAL_WORLD_SIZE") or 1) > 1:
+                from dali_pipes.engine.node_plans import share_plans  # with the first rows of documents
+
                 sources = [rows] if self.mixture is None else self.mixture.sources
                 self._node_plans = share_plans(config, corpora.values(), sources, self.schedule.global_rows)
             self._caching.begin(self.schedule, rows if self.mixture is None else self.mixture)
@@ -160,7 +171,7 @@ class BuiltSource:
             endless=endless,
             keeps_blocks=cut is not None,
             cut=self.cut if is_direct else None,
-            note=self._caching.note if self._owns_rows else None,
+            note=self._caching.note if self._owns_rows and self._caching.cache is not None else None,
             ranges=self.ranges,
         )
 
@@ -228,16 +239,22 @@ class BuiltSource:
     def _target_tokens(self) -> int:
         if self.device is not None:
             return TARGET_GPU_BLOCK_TOKENS
-        return TARGET_DIRECT_BLOCK_TOKENS if self.engine == "direct" else TARGET_BLOCK_TOKENS
+        if self.engine == "dali":
+            return TARGET_BLOCK_TOKENS
+        if is_plain(self.rows, self.outputs):
+            return TARGET_STORED_BLOCK_BYTES // self.rows.dtype.itemsize
+        return TARGET_DIRECT_BLOCK_TOKENS if self.outputs.transforms is None else TARGET_OBJECTIVE_BLOCK_TOKENS
 
     def _read_ahead(self, cpus: set[int]) -> Autotune:
         config = self._config
         delivered_bytes = self.whole_block_bytes
-        staged_bytes = block_rows(config, self.batches_per_run) * self.rows.rows.row_tokens * self.rows.token_bytes
+        row_bytes = self.rows.rows.row_tokens * self.rows.token_bytes
+        staged_bytes = block_rows(config, self.batches_per_run) * row_bytes
         return choose_read_ahead(
             config,
             cpus=cpus_of_a_rank(cpus, environment_number("LOCAL_WORLD_SIZE") or 1, self.numa_node),
             is_direct=self.engine == "direct",
+            plain_row_bytes=row_bytes if self.engine == "direct" and is_plain(self.rows, self.outputs) else None,
             block_bytes=staged_bytes + (delivered_bytes if self.device is None else 0),
             delivered_bytes=delivered_bytes,
         )
@@ -288,6 +305,10 @@ def with_curriculum(config: LoaderConfig, interleave: Interleave) -> Interleave:
     """Rows as `seq_len` and `global_batch` want them in the course of the run. Raises `ConfigError`."""
     if not config.curriculum:
         return interleave
+    # With the first curriculum: most runs do not have one.
+    from dali_pipes.rows.document_rows import DocumentRows
+    from dali_pipes.schedule.mixed_rows import MixedRows
+
     rows = config.batch_size * (config.world_size or 1)
     for stage in config.curriculum:
         if stage.global_batch % rows:
@@ -329,11 +350,15 @@ def make_schedule(config: LoaderConfig, interleave: Interleave) -> Schedule:
 
 
 def make_objectives(
-    config: LoaderConfig, schedule: Schedule, mixture: MixedRows | None, rows: ReadableRows
-) -> tuple[RowDraws | None, Transforms | None]:
+    config: LoaderConfig, schedule: Schedule, mixture: "MixedRows | None", rows: ReadableRows
+) -> "tuple[RowDraws | None, Transforms | None]":
     """What is drawn for rows, and what is done to them. None, None where that is nothing."""
     if not config.all_objectives and not any(OUTPUTS[name].needs_objective for name in config.outputs):
         return None, None
+    # With the first objective: most runs do not have one.
+    from dali_pipes.config.objectives import Users
+    from dali_pipes.objectives import RowDraws, SourceObjectives, Transforms
+
     if mixture is None:
         sources = [SourceObjectives(None, config.objective, config.objectives)]
     else:
@@ -360,9 +385,11 @@ def make_objectives(
 
 
 def _tokens_before(
-    config: LoaderConfig, interleave: Interleave, mixture: MixedRows | None, rows: ReadableRows
+    config: LoaderConfig, interleave: Interleave, mixture: "MixedRows | None", rows: ReadableRows
 ) -> Callable[[int, int], int]:
     """Tokens of the run before a row of an epoch, padding included; of documents, by packing windows."""
+    from dali_pipes.rows.document_rows import DocumentRows  # with the first objective, which alone needs it
+
     if isinstance(rows, DocumentRows):
         return rows.tokens_before
     if isinstance(interleave, Curriculum):
@@ -377,7 +404,7 @@ def _objective_key(seed: int, name: str | None, pass_number: int) -> int:
 
 
 def make_outputs(
-    config: LoaderConfig, schedule: Schedule, mixture: MixedRows | None, source: Source, *, in_pieces: bool
+    config: LoaderConfig, schedule: Schedule, mixture: "MixedRows | None", source: Source, *, in_pieces: bool
 ) -> Outputs:
     """The fields of a batch, and how they are made from tokens."""
     draws, transforms = make_objectives(config, schedule, mixture, source.rows)

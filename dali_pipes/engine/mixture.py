@@ -2,9 +2,9 @@
 
 import math
 from collections.abc import Mapping
-from concurrent.futures import Future
 from fractions import Fraction
 from itertools import combinations
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -17,10 +17,12 @@ from dali_pipes.errors import ConfigError, CorpusError
 from dali_pipes.rows.base import RowSource
 from dali_pipes.rows.make import Named, make_rows
 from dali_pipes.runtime.messages import counted
-from dali_pipes.runtime.threads import ReaderThreads
-from dali_pipes.schedule.mixed_rows import MixedRows
-from dali_pipes.schedule.mixture import STRATUM, MixtureOrder
+from dali_pipes.runtime.threads import ReaderThreads, Task
 from dali_pipes.uris import Uri, is_uri
+
+if TYPE_CHECKING:
+    from dali_pipes.schedule.mixed_rows import MixedRows
+    from dali_pipes.schedule.mixture import MixtureOrder
 
 Int64Array = npt.NDArray[np.int64]
 _MOST_OPENING = 16
@@ -68,8 +70,8 @@ def _is_remote(config: LoaderConfig) -> bool:
     return any(map(is_uri, config.corpus or ()))
 
 
-def _close_opened(future: "Future[Corpus]") -> None:
-    if not future.cancelled() and future.exception() is None:
+def _close_opened(future: "Task[Corpus]") -> None:
+    if future.exception() is None:
         future.result().close()
 
 
@@ -126,8 +128,12 @@ def _refuse_other_vocabularies(corpora: Mapping[str, Corpus]) -> None:
             )
 
 
-def mix(config: LoaderConfig, corpora: Mapping[str, Corpus], bases: Int64Array) -> tuple[MixedRows, str | None]:
+def mix(config: LoaderConfig, corpora: Mapping[str, Corpus], bases: Int64Array) -> "tuple[MixedRows, str | None]":
     """The rows of a mixture, and what the user should know about the documents of its sources. May block."""
+    # With the first mixture: most runs have one corpus.
+    from dali_pipes.schedule.mixed_rows import MixedRows
+    from dali_pipes.schedule.mixture import STRATUM, MixtureOrder
+
     assert config.mixture is not None
     in_pieces = config.uses_pieces or any(corpus.loss_mask is not None for corpus in corpora.values())
     looks_back = config.goldfish is not None
@@ -219,7 +225,7 @@ def _total_rows(config: LoaderConfig) -> int | None:
     return config.total_rows
 
 
-def _until_one_ends(config: LoaderConfig, order: MixtureOrder, rows: Mapping[str, RowSource]) -> int:
+def _until_one_ends(config: LoaderConfig, order: "MixtureOrder", rows: Mapping[str, RowSource]) -> int:
     """Rows until the first source has had its passes, one where `max_epochs` does not say."""
     assert config.mixture is not None
     ends = []

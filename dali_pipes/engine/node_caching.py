@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,9 +24,11 @@ from dali_pipes.rows.base import RowSource
 from dali_pipes.rows.next_use import NextUseFormula, Standing, needed_next, published
 from dali_pipes.runtime.ranks import environment_number
 from dali_pipes.schedule import Position, Schedule, StepRange
-from dali_pipes.schedule.mixed_rows import MixedRows
 from dali_pipes.storage.eviction import Order
-from dali_pipes.storage.node_cache import NodeCache
+
+if TYPE_CHECKING:
+    from dali_pipes.schedule.mixed_rows import MixedRows
+    from dali_pipes.storage.node_cache import NodeCache
 
 SHARED_MEMORY = Path("/dev/shm")
 _UPDATES = 16
@@ -71,10 +74,12 @@ class NodeCaching:
         """Whether corpora that need no decoding are read without this cache."""
         return not self._keeps_blocks
 
-    def begin(self, schedule: Schedule, rows: RowSource | MixedRows) -> None:
+    def begin(self, schedule: Schedule, rows: "RowSource | MixedRows") -> None:
         """Read blocks through the cache from now on, and tell others of the order. Blocks for small writes."""
         if self.cache is None:
             return
+        from dali_pipes.schedule.mixed_rows import MixedRows  # with the first cache, which alone needs it
+
         self._schedule = schedule
         self._mixture = rows if isinstance(rows, MixedRows) else None
         weights: Mapping[str, Fraction] = {}
@@ -195,10 +200,12 @@ def check_cache_folder(config: LoaderConfig) -> None:
         raise ConfigError(f"cache_dir: {folder} is a file; expected a folder, which need not exist yet")
 
 
-def _open(config: LoaderConfig, needs_decoding: bool, formula: NextUseFormula) -> NodeCache | None:
+def _open(config: LoaderConfig, needs_decoding: bool, formula: NextUseFormula) -> "NodeCache | None":
+    if config.cache_dir is None and not (config.cache == "node" and needs_decoding):
+        return None
+    from dali_pipes.storage.node_cache import NodeCache  # with the first cache: most runs do not have one
+
     if config.cache_dir is not None:
         return NodeCache(Path(config.cache_dir).absolute(), config.cache_bytes, "cache_bytes", formula)
-    if config.cache == "node" and needs_decoding:
-        folder = SHARED_MEMORY / f"dali_pipes-{os.getuid()}"
-        return NodeCache(folder, config.decoded_cache_bytes, "decoded_cache_bytes", formula, in_memory=True)
-    return None
+    folder = SHARED_MEMORY / f"dali_pipes-{os.getuid()}"
+    return NodeCache(folder, config.decoded_cache_bytes, "decoded_cache_bytes", formula, in_memory=True)

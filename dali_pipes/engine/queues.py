@@ -39,29 +39,22 @@ class DirectQueue:
     It asks the source when a block is taken; the source itself reads ahead.
     """
 
-    depth = 1
+    depth = in_flight = 0
 
     def __init__(self, source: BlockSource) -> None:
         self._source = source
         self._next_iteration = 0
-        self._asked = 0
-
-    @property
-    def in_flight(self) -> int:
-        return self._asked
 
     def schedule(self) -> None:
-        self._asked += 1
+        pass
 
     def take(self, stream: int | None = None) -> list[Any]:
         self._source(BlockInfo(self._next_iteration, 0))
         self._next_iteration += 1
-        self._asked -= 1
         return []
 
     def drain(self) -> int:
-        self._asked = 0
         return self._next_iteration
 
     def close(self) -> None:
-        self._asked = 0
+        pass

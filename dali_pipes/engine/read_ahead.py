@@ -24,6 +24,9 @@ MOST_DALI_BYTES = 64 << 20
 """Blocks in DALI's queue, if more than two of them fit into it; at most `_MOST_DALI_DEPTH`."""
 _MOST_DALI_DEPTH = 4
 
+SHORT_ROW_BYTES = 3 << 10
+"""Of a plain row, below which two threads read from the start."""
+
 WINDOW_S = 0.5
 MUCH_WAIT = 0.01
 """Share of the time that the trainer waits for blocks, above which more threads are tried."""
@@ -86,11 +89,23 @@ class Autotune:
     adapts_threads: whether they differ in threads, or would if more were allowed
     cpus:           of this rank
     is_direct:      blocks wait where they were read; else in DALI's queue, which has its own depth
+    in_trainer:     the trainer's thread makes the batches, which takes as long as reading them
     """
 
-    def __init__(self, rungs: Sequence[ReadAhead], *, adapts_threads: bool, cpus: int, is_direct: bool) -> None:
-        self._rungs, self._adapts_threads, self._cpus, self._is_direct = rungs, adapts_threads, cpus, is_direct
-        self._rung = 0
+    def __init__(
+        self,
+        rungs: Sequence[ReadAhead],
+        *,
+        adapts_threads: bool,
+        cpus: int,
+        is_direct: bool,
+        in_trainer: bool = False,
+    ) -> None:
+        self._rungs, self._adapts_threads, self._is_direct = rungs, adapts_threads, is_direct
+        self._cpus = max(1, cpus - in_trainer)
+        self._use(0)
+        self.most_blocks = blocks_on_their_way(rungs[-1], is_direct=is_direct)
+        """`blocks` with the largest setting."""
         self.changes: tuple[ReadAheadChange, ...] = ()
         """The last ones, oldest first."""
         self._run_s = 0.0
@@ -99,21 +114,6 @@ class Autotune:
         self._calm_windows = 0
         self._is_busy = False  # in the last window more threads could not have helped
         self.restart()
-
-    @property
-    def now(self) -> ReadAhead:
-        """The setting to use."""
-        return self._rungs[self._rung]
-
-    @property
-    def blocks(self) -> int:
-        """Blocks to have on their way, those that threads work on and those that wait."""
-        return blocks_on_their_way(self.now, is_direct=self._is_direct)
-
-    @property
-    def most_blocks(self) -> int:
-        """The same with the largest setting."""
-        return blocks_on_their_way(self._rungs[-1], is_direct=self._is_direct)
 
     @property
     def state(self) -> AutotuneState:
@@ -125,6 +125,12 @@ class Autotune:
         if self._before is not None or (self._futile_share is None and self._rung + 1 < len(self._rungs)):
             return "adapting"
         return "at limit" if self.now.num_threads == self._rungs[-1].num_threads else "no gain"
+
+    def _use(self, rung: int) -> None:
+        self._rung, self.now = rung, self._rungs[rung]
+        """Its number, and the setting to use."""
+        self.blocks = blocks_on_their_way(self.now, is_direct=self._is_direct)
+        """Blocks to have on their way, those that threads work on and those that wait."""
 
     def restart(self) -> None:
         """Blocks are read from another place on: those that come first are not judged."""
@@ -178,36 +184,51 @@ class Autotune:
 
     def _move(self, by: int, why: str) -> None:
         before = self.now
-        self._rung += by
+        self._use(self._rung + by)
         self._passing = blocks_on_their_way(max(before, self.now), is_direct=self._is_direct)
         change = ReadAheadChange(self._run_s, before, self.now, why)
         self.changes = (*self.changes[1 - _MOST_CHANGES :], change)
 
 
 def choose_read_ahead(
-    config: LoaderConfig, *, cpus: int, is_direct: bool, block_bytes: int, delivered_bytes: int
+    config: LoaderConfig,
+    *,
+    cpus: int,
+    is_direct: bool,
+    block_bytes: int,
+    delivered_bytes: int,
+    plain_row_bytes: int | None = None,
 ) -> Autotune:
     """Threads and depth to start with, and what they may become.
 
     cpus:            those of this rank
     block_bytes:     host memory of a block on its way
     delivered_bytes: a block in DALI's queue
+    plain_row_bytes: read for each of the plain rows, whose batches the trainer's thread makes; None for other rows
     """
     most_threads = min(MOST_AUTO_THREADS, max(4, 2 * cpus))
     dali_depth = max(2, min(_MOST_DALI_DEPTH, MOST_DALI_BYTES // max(1, delivered_bytes)))  # fixed in a pipeline
-    # On one CPU, two threads need 6 to 15% more time than one.
+    in_trainer = plain_row_bytes is not None
+    # Of short rows, the kernel's calls take longer than all else: two threads deliver rows of 1,024 tokens 5% to 20%
+    # faster than one, with four blocks waiting.
+    is_short = plain_row_bytes is not None and plain_row_bytes < SHORT_ROW_BYTES and config.reads == "calls"
+    # On one CPU, two threads need 6 to 15% more time than one; also on two CPUs if the trainer's thread makes batches.
+    # With a depth of 1 that is given, one thread would not read ahead at all.
+    has_one = cpus == 1 or (in_trainer and not is_short and config.prefetch_queue_depth != 1)
     first, most = (
         ReadAhead(
             threads if config.num_threads == "auto" else config.num_threads,
             depth if config.prefetch_queue_depth == "auto" else config.prefetch_queue_depth,
         )
         for threads, depth in (
-            (1 if cpus == 1 else 2, 2 if is_direct else dali_depth),
+            (1 if has_one else 2, (4 if is_short and not has_one else 2) if is_direct else dali_depth),
             (most_threads, MOST_AUTO_DEPTH if is_direct else dali_depth),
         )
     )
     found = rungs(first, most, MOST_AHEAD_BYTES // block_bytes, is_direct=is_direct)
-    return Autotune(found, adapts_threads=config.num_threads == "auto", cpus=cpus, is_direct=is_direct)
+    return Autotune(
+        found, adapts_threads=config.num_threads == "auto", cpus=cpus, is_direct=is_direct, in_trainer=in_trainer
+    )
 
 
 def rungs(first: ReadAhead, most: ReadAhead, most_blocks: int, *, is_direct: bool) -> list[ReadAhead]:

@@ -15,17 +15,18 @@ standard output, and a standard error that is closed or full never ends a run.
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dali_pipes.config import LoaderConfig
 from dali_pipes.corpus import Corpus
-from dali_pipes.loader.state_change import MixtureChange, StateChange
 from dali_pipes.monitoring.stats import LoaderStats
 from dali_pipes.runtime.messages import counted, say_once
 from dali_pipes.runtime.ranks import process_group
 from dali_pipes.schedule import Position, Schedule
-from dali_pipes.schedule.mixed_rows import MixedRows
-from dali_pipes.schedule.mixture_report import mixture_report
+
+if TYPE_CHECKING:
+    from dali_pipes.loader.state_change import StateChange
+    from dali_pipes.schedule.mixed_rows import MixedRows
 
 COLUMNS = 120
 _MOST_SOURCES = 12
@@ -61,7 +62,7 @@ def start_text(
     schedule: Schedule,
     state: Mapping[str, Any],
     where: str,
-    mixture: MixedRows | None = None,
+    mixture: "MixedRows | None" = None,
 ) -> str:
     """Lines of at most `COLUMNS` columns: the data, its order, what long documents lose (if anything), and where
     batches come from; then the notes on the corpus, a line each. Reads no data.
@@ -91,8 +92,10 @@ def start_text(
     return "\n".join((*data, *lines, *(f"  {_shown(note, len(note))}" for note in notes)))
 
 
-def mixture_lines(corpora: Mapping[str, Corpus], mixture: MixedRows, epoch: int) -> list[str]:
+def mixture_lines(corpora: Mapping[str, Corpus], mixture: "MixedRows", epoch: int) -> list[str]:
     """A line for the mixture, and one for each of its first sources: share of the epoch's tokens, passes, and data."""
+    from dali_pipes.schedule.mixture_report import mixture_report  # with the first mixture
+
     first = mixture.first_place(epoch)
     before, after = (mixture_report(mixture, place) for place in (first, first + mixture.count(epoch)))
     tokens = after.tokens - before.tokens
@@ -174,15 +177,18 @@ def lost_text(config: LoaderConfig, schedule: Schedule) -> str:
     )
 
 
-def resumed_text(schedule: Schedule, place: Position, saved_rows: object, change: StateChange | None) -> str:
+def resumed_text(schedule: Schedule, place: Position, saved_rows: object, change: "StateChange | None") -> str:
     """What is printed when a run resumes with other row lengths or another mixture, or, within an epoch, another global
     batch; else "".
     """
-    changed = []
+    changed, has_other_rows = [], False
     if change is not None:
+        from dali_pipes.loader.state_change import MixtureChange  # with the first change
+
+        has_other_rows = not isinstance(change, MixtureChange)
         is_elsewhere = place != (change.epoch, change.rows)  # steps are skipped, or nothing is left of the epoch
         changed = [change.line() + f"; the next row is row {place.rows:,} of epoch {place.epoch}" * is_elsewhere]
-    if not isinstance(change, MixtureChange | None) or not place.rows or saved_rows in (None, schedule.global_rows):
+    if has_other_rows or not place.rows or saved_rows in (None, schedule.global_rows):
         return "".join(changed)
     other_batch = (
         f"resuming epoch {place.epoch} at row {place.rows:,} with a global batch of "
@@ -193,7 +199,7 @@ def resumed_text(schedule: Schedule, place: Position, saved_rows: object, change
 
 
 def say_resumed(
-    config: LoaderConfig, schedule: Schedule, place: Position, saved_rows: object, change: StateChange | None
+    config: LoaderConfig, schedule: Schedule, place: Position, saved_rows: object, change: "StateChange | None"
 ) -> None:
     """Print `resumed_text`; a quiet loader prints only a change of the lengths of rows."""
     text = resumed_text(schedule, place, saved_rows, change)

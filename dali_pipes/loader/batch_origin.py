@@ -20,10 +20,10 @@ from dali_pipes.config import LoaderConfig
 from dali_pipes.config.objectives import Fim
 from dali_pipes.corpus import Corpus
 from dali_pipes.documents import find_documents, pieces_of_windows
-from dali_pipes.engine.block_source import Batches
 from dali_pipes.engine.build import BuiltSource
 from dali_pipes.errors import ConfigError, StateError
 from dali_pipes.loader.state import States
+from dali_pipes.placement.base import Batches
 from dali_pipes.rows.outputs import Outputs
 from dali_pipes.schedule import PADDING
 from dali_pipes.schedule.plans import Plan, plan_step

@@ -97,7 +97,7 @@ class BatchPreviewer:
         batch = batch_origin(built, self.cutters, step, epoch, base)
         before = (step - schedule.step_number(base)) * schedule.global_rows
         self._stream.seek(Position(epoch, base + before))
-        (block,) = self._stream.take().batches
+        ((block,),) = self._stream.take().groups
         (width,) = block.widths
         ranges: Ranges = ((0, width),)
         if config.context_parallel is not None:

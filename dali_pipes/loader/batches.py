@@ -18,7 +18,7 @@ import torch
 
 from dali_pipes.config.context_parallel import shared_ranges
 from dali_pipes.config.outputs import OUTPUTS, Axes
-from dali_pipes.engine.block_source import Batches
+from dali_pipes.placement.base import Batches
 from dali_pipes.placement.on_device import name_fault
 from dali_pipes.rows.outputs import Outputs
 
@@ -50,8 +50,15 @@ def outside_modes(make: Callable[Arguments, Made]) -> Callable[Arguments, Made]:
 @outside_modes
 def sliced(block: Batches, outputs: Outputs, device: int | None) -> list[Batch]:
     """The batches of a block, one after another, in its memory. Does not block."""
+    sizes, names = block.sizes, outputs.names
+    if device is None and outputs.is_of_rows and not block.is_flat and sizes.count(sizes[0]) == len(sizes):
+        arrays = [block.arrays[name] for name in names]
+        if isinstance(arrays[0], np.ndarray):  # in few steps, as this is done for each of a few batches
+            shape = len(sizes), sizes[0]
+            parts = [map(torch.from_numpy, array.reshape(*shape, *array.shape[1:])) for array in arrays]
+            return [dict(zip(names, batch, strict=True)) for batch in zip(*parts, strict=True)]
     columns: dict[str, Sequence[Any]] = {}
-    for name in outputs.names:
+    for name in names:
         axes = OUTPUTS[name].axes
         if axes is Axes.NUMBER:
             columns[name] = [values[name] for values in block.values]

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dali_pipes.corpus import Corpus
-from dali_pipes.loader.state_change import is_count
+from dali_pipes.loader.state_form import is_count
 
 _MOST_NAMED = 4
 

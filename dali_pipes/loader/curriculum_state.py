@@ -21,7 +21,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from dali_pipes.errors import StateError
-from dali_pipes.loader.state_change import is_count, short
+from dali_pipes.loader.state_form import is_count, short
 from dali_pipes.runtime.messages import counted
 from dali_pipes.schedule import Position
 from dali_pipes.schedule.curriculum import Curriculum, Segment

@@ -15,13 +15,16 @@ begun go on with their saved weights in rows, whatever it finds.
 
 from collections.abc import Collection, Mapping, Sequence
 from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dali_pipes.errors import StateError
-from dali_pipes.loader.state_change import MixtureChange, is_count, short
+from dali_pipes.loader.state_form import is_count, short
 from dali_pipes.runtime.messages import counted
-from dali_pipes.schedule.mixed_rows import MixedRows
-from dali_pipes.schedule.mixture import MixtureOrder
+
+if TYPE_CHECKING:
+    from dali_pipes.loader.state_change import MixtureChange
+    from dali_pipes.schedule.mixed_rows import MixedRows
+    from dali_pipes.schedule.mixture import MixtureOrder
 
 Stages = list[tuple[int, dict[str, Fraction]]]
 
@@ -29,7 +32,7 @@ _NEARLY = Fraction(2, 10**9)
 """Weights that a temperature gives are rounded to 9 decimals; machines may differ by one in the last."""
 
 
-def mixture_entry(mixture: MixedRows, epoch: int, places: int) -> dict[str, Any]:
+def mixture_entry(mixture: "MixedRows", epoch: int, places: int) -> dict[str, Any]:
     """The entry of a state after the first places of an epoch. Does not block for rows that have been planned."""
     place = mixture.place(epoch, places)
     begun = mixture.next_stratum(place)  # weights that `set_weights` changed may begin there
@@ -41,7 +44,7 @@ def mixture_entry(mixture: MixedRows, epoch: int, places: int) -> dict[str, Any]
     }
 
 
-def changed_weights(mixture: MixedRows, entry: Mapping[str, Any]) -> list[str]:
+def changed_weights(mixture: "MixedRows", entry: Mapping[str, Any]) -> list[str]:
     """A line for each source whose configured weight, up to the saved place, is not what it was."""
     saved, now = _read(entry["given"]), [stage for stage in mixture.given if stage[0] <= entry["place"]]
     if [first for first, _ in saved] != [first for first, _ in now]:
@@ -57,13 +60,13 @@ def changed_weights(mixture: MixedRows, entry: Mapping[str, Any]) -> list[str]:
 
 
 def resume_mixture(
-    mixture: MixedRows,
+    mixture: "MixedRows",
     entry: Mapping[str, Any],
     epoch: int,
     places: int,
     places_done: int,
     other_sources: Collection[str] | None,
-) -> MixtureChange | None:
+) -> "MixtureChange | None":
     """Let a mixture go on where a state says, with the weights that were in force. May plan windows of documents.
 
     places: of the epoch, that the saved run had begun.
@@ -90,6 +93,8 @@ def resume_mixture(
         shares = {name: (was.get(name), now.get(name)) for name in (*mixture.names, *other_sources)}
         settings = {f"mixture.{name}": pair for name, pair in shares.items() if pair[0] != pair[1]}
         tokens = places * mixture.stride
+        from dali_pipes.loader.state_change import MixtureChange  # with the first change
+
         change = MixtureChange(settings, epoch, places, places, tokens, tokens, True, begin)
         stages = [stage for stage in stages if stage[0] < begin] + [(begin, dict(weights))]
     stages += [(first, dict(weights)) for first, weights in mixture.given if first > max(place, stages[-1][0])]
@@ -115,7 +120,7 @@ def resume_mixture(
     return change
 
 
-def _refuse_missing(former: Collection[str], order: MixtureOrder, begin: int, end: int) -> None:
+def _refuse_missing(former: Collection[str], order: "MixtureOrder", begin: int, end: int) -> None:
     """Raise `StateError` if sources that are not configured any more give some of the next rows."""
     rows = dict(zip(order.names, (order.counts_before(end) - order.counts_before(begin)).tolist(), strict=True))
     missing = next((name for name in former if rows[name]), None)

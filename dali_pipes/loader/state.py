@@ -24,7 +24,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from dali_pipes.config import DOCUMENT_ORDER_FIELDS, LoaderConfig
 from dali_pipes.config.skip_steps import SkippedRange, in_steps
@@ -34,21 +34,15 @@ from dali_pipes.errors import ConfigError, StateError
 from dali_pipes.loader.corpus_growth import growth_advice
 from dali_pipes.loader.curriculum_state import SavedCurriculum, curriculum_entry, read_curriculum
 from dali_pipes.loader.mixture_state import changed_weights, check_entry, mixture_entry, resume_mixture
-from dali_pipes.loader.state_change import (
-    MAY_CHANGE,
-    MixtureChange,
-    StateChange,
-    changed_settings,
-    is_count,
-    nearest_position,
-    short,
-)
-from dali_pipes.loader.state_form import check_entries, state_of
-from dali_pipes.rows.window_counts import WindowMark
+from dali_pipes.loader.state_form import MAY_CHANGE, changed_settings, check_entries, is_count, short, state_of
 from dali_pipes.runtime.messages import counted
 from dali_pipes.schedule import Position, Schedule
 from dali_pipes.schedule.curriculum import PARTS_ORDER_NAME, Curriculum
-from dali_pipes.schedule.mixed_rows import MixedRows
+
+if TYPE_CHECKING:
+    from dali_pipes.loader.state_change import StateChange
+    from dali_pipes.rows.window_counts import WindowMark
+    from dali_pipes.schedule.mixed_rows import MixedRows
 
 OnChange = Literal["refuse", "nearest", "mixture"]
 VERSION = 1
@@ -77,7 +71,7 @@ class Saved(NamedTuple):
 
     position: Position
     """The row at which the run resumes, before any steps that are skipped."""
-    change: StateChange | None = None
+    change: "StateChange | None" = None
     """What was changed so that the state fits."""
     step_rows: int | None = None
     """Rows of a step of the saving run; None if an older release left that out."""
@@ -91,7 +85,7 @@ class States:
         config: LoaderConfig,
         corpora: Mapping[str, Corpus],
         schedule: Schedule,
-        mixture: MixedRows | None = None,
+        mixture: "MixedRows | None" = None,
     ) -> None:
         self._corpora, self._schedule, self._mixture, self._on_change = corpora, schedule, mixture, config.on_change
         self._changes_length = config.changes_length or config.batch_tokens is not None
@@ -180,13 +174,15 @@ class States:
         if not changed:
             self._resume_curriculum(saved_curriculum, position)
             return Saved(position, None, step_rows)
+        from dali_pipes.loader.state_change import nearest_position  # with the first change
+
         change = nearest_position(position, state["config"], changed, self._schedule)
         position = Position(epoch, change.rows)
         self._resume_curriculum(self._read_curriculum({}, position), position)
         return Saved(position, change, step_rows)
 
     def _read_mixture(
-        self, mixture: MixedRows, state: Mapping[str, Any], expected: Mapping[str, Any], on_change: OnChange
+        self, mixture: "MixedRows", state: Mapping[str, Any], expected: Mapping[str, Any], on_change: OnChange
     ) -> Saved:
         """What the state of a mixture says. Sources and weights may differ with `on_change = "mixture"`."""
         entry, epoch, rows, step_rows = state.get("mixture"), state["epoch"], state["rows"], state.get("step_rows")
@@ -247,7 +243,7 @@ class States:
             return None
         return read_curriculum(state.get("curriculum"), curriculum, position, self._schedule.global_rows)
 
-    def _resume_lengths(self, saved: SavedCurriculum | None, position: Position, mark: WindowMark) -> None:
+    def _resume_lengths(self, saved: SavedCurriculum | None, position: Position, mark: "WindowMark") -> None:
         """Where packing windows have their own lengths, let those that were begun keep them."""
         curriculum = self._schedule.curriculum
         if curriculum is None or curriculum.growing is None or curriculum.lengths is None:
@@ -267,8 +263,11 @@ class States:
         Of all that is refused this alone depends on the number of ranks.
         """
         now = self._schedule.global_rows
-        if isinstance(saved.change, MixtureChange):  # rows have the same length
-            saved = saved._replace(change=None)
+        if saved.change is not None:
+            from dali_pipes.loader.state_change import MixtureChange  # with the first change
+
+            if isinstance(saved.change, MixtureChange):  # rows have the same length
+                saved = saved._replace(change=None)
         if saved.step_rows != now or saved.change is not None:
             for steps in self._skip_steps:
                 if steps.unit == "steps" and _may_be_ahead(steps, saved, now):
@@ -375,6 +374,8 @@ class States:
             )
         if saved:
             return
+        from dali_pipes.rows.window_counts import WindowMark  # with the first rows of documents
+
         self._resume_lengths(saved_curriculum, position, WindowMark(*window))
         if not self._schedule.interleave.seek(*position, WindowMark(*window)):
             raise StateError(

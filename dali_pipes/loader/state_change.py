@@ -14,9 +14,6 @@ from dali_pipes.errors import StateError
 from dali_pipes.rows.item_order import SEQUENTIAL
 from dali_pipes.schedule import Position, Schedule
 
-MAY_CHANGE = ("seq_len", "stride", "length_buckets")
-"""Settings that may change between saving and loading with `on_change = "nearest"`."""
-
 
 @dataclass(frozen=True)
 class StateChange:
@@ -79,22 +76,6 @@ class MixtureChange(StateChange):
         )
 
 
-def changed_settings(saved: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Settings of `MAY_CHANGE` that differ: what was saved, and what is set now.
-
-    Raises `StateError` for saved values that are not valid.
-    """
-    lengths = {name: saved.get(name) for name in ("seq_len", "stride")}
-    buckets = saved.get("length_buckets")
-    damaged = {name: value for name, value in lengths.items() if not _is_length(value)}
-    if buckets is not None and not (isinstance(buckets, list | tuple) and all(map(_is_length, buckets))):
-        damaged["length_buckets"] = buckets
-    if damaged:
-        name, value = next(iter(damaged.items()))
-        raise StateError(f"the state is damaged: {name} is {short(value)}, expected positive integers")
-    return {name: (saved.get(name), now.get(name)) for name in MAY_CHANGE if saved.get(name) != now.get(name)}
-
-
 def nearest_position(
     position: Position, saved: Mapping[str, Any], settings: Mapping[str, tuple[Any, Any]], schedule: Schedule
 ) -> StateChange:
@@ -116,21 +97,3 @@ def nearest_position(
     rows = min(nearest, schedule.rows_known(epoch, nearest))
     is_exact = not rows_before or (interleave.is_uniform and interleave.order_name == SEQUENTIAL)
     return StateChange(settings, epoch, rows_before, rows, tokens_before, rows * tokens_a_row, is_exact)
-
-
-def is_count(value: Any) -> bool:
-    """Whether a value of a state is an integer that a run can have reached."""
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
-
-
-def short(value: Any) -> str:
-    """Any value of a state, as text for a message."""
-    try:
-        text = repr(value)
-    except (ValueError, RecursionError):  # an integer of thousands of digits, lists in lists
-        text = f"a {type(value).__name__} too long to show"
-    return text if len(text) <= 80 else text[:77] + "..."
-
-
-def _is_length(value: Any) -> bool:
-    return is_count(value) and value > 0

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 
 from dali_pipes.config import LoaderConfig, Paths
-from dali_pipes.config.mixture import parse_weights
 from dali_pipes.config.validators import shown
 from dali_pipes.corpus import Corpus
 from dali_pipes.engine.block_stream import BlockStream
@@ -44,19 +43,19 @@ from dali_pipes.loader.loader_table import NOT_BUILT, loader_table
 from dali_pipes.loader.plan_reports import reports_of_source
 from dali_pipes.loader.ranks_agree import refuse_differing_ranks
 from dali_pipes.loader.state import OnChange, States
-from dali_pipes.loader.state_change import StateChange
 from dali_pipes.monitoring.display import ShownAsTable, Table
 from dali_pipes.monitoring.stats import CacheStats, LoaderStats
-from dali_pipes.rows.plan_report import PlanReport
 from dali_pipes.runtime.ranks import check_ranks, ranks_on_mesh, resolve_ranks
 from dali_pipes.runtime.threads import end_thread_at_exit, stop_with_process
 from dali_pipes.schedule import Position, StepRange
-from dali_pipes.schedule.mixed_rows import MixedRows
-from dali_pipes.schedule.mixture_report import MixtureReport, mixture_report
 from dali_pipes.schedule.plans import RowLocation, locate_row, plan_step
 
 if TYPE_CHECKING:
     from dali_pipes.loader.batch_view import BatchPreview
+    from dali_pipes.loader.state_change import StateChange
+    from dali_pipes.rows.plan_report import PlanReport
+    from dali_pipes.schedule.mixed_rows import MixedRows
+    from dali_pipes.schedule.mixture_report import MixtureReport
 
 _group_exists = getattr(torch.distributed, "is_initialized", bool)  # not there in a build without it
 
@@ -92,7 +91,7 @@ class TokenLoader(DatasetGuards, ShownAsTable):
     then.
     """
 
-    state_change: StateChange | None
+    state_change: "StateChange | None"
     """What `on_change` changed when the last state was loaded: a `MixtureChange` with "mixture", else a `StateChange`.
     None if nothing changed.
     """
@@ -238,7 +237,7 @@ class TokenLoader(DatasetGuards, ShownAsTable):
         reports, epoch = self._reports, self.epoch
         return self._schedule.interleave.is_counted(epoch) if reports is None else reports.knows_rows(epoch)
 
-    def plan_report(self, source: str | None = None) -> PlanReport:
+    def plan_report(self, source: str | None = None) -> "PlanReport":
         """A report on the rows of the next batch's epoch: rows, fill, padding, and dropped and split documents.
 
         Plans the whole epoch, which blocks (less than a second for a million documents) and shows its progress.
@@ -376,7 +375,7 @@ class TokenLoader(DatasetGuards, ShownAsTable):
             batches=batches,
             tokens=tokens,
             wall_s=self._wall_s_now(),
-            data_wait_s=self._wait_s,
+            data_wait_s=self._data_wait_s,
             queue_depth=self._stream.queue_depth,
             block_times=self._source.block_times(),
             device=self._built.device_name,
@@ -408,7 +407,7 @@ class TokenLoader(DatasetGuards, ShownAsTable):
     def _table(self) -> Table:
         if not hasattr(self, "_config"):  # a debugger shows a loader whose settings were refused
             return NOT_BUILT
-        stats = LoaderStats(*self._counts(), self._wall_s_now(), self._wait_s, queue_depth=0)
+        stats = LoaderStats(*self._counts(), self._wall_s_now(), self._data_wait_s, queue_depth=0)
         left, closed = self._is_begun and not self._running, self._closed
         return loader_table(self.config, self._built, stats, self._position, was_left=left, is_closed=closed)
 
@@ -427,6 +426,8 @@ class TokenLoader(DatasetGuards, ShownAsTable):
         self._check_open()
         self._check_ranks()
         mixture = self._mixture("set_weights()")
+        from dali_pipes.config.mixture import parse_weights  # with the first mixture
+
         position = self._position
         place = self._place_of_run(mixture, position)
         given, problem = {}, None
@@ -451,7 +452,7 @@ class TokenLoader(DatasetGuards, ShownAsTable):
         self._handout.stop()
         return begin
 
-    def mixture_report(self, step: int | None = None) -> MixtureReport:
+    def mixture_report(self, step: int | None = None) -> "MixtureReport":
         """What a mixture has used of each source: share asked and achieved, tokens, passes, rows left.
 
         step: a step of the next batch's epoch; the report is computed for the moment before its first row. The number
@@ -460,6 +461,8 @@ class TokenLoader(DatasetGuards, ShownAsTable):
         Raises `ConfigError` without a mixture, and for a step that does not exist.
         """
         mixture = self._mixture("mixture_report()")
+        from dali_pipes.schedule.mixture_report import mixture_report  # with the first mixture
+
         epoch, rows = self._position
         if step is not None:
             base = self._schedule.counted_from(self._resumed, epoch)
@@ -528,12 +531,12 @@ class TokenLoader(DatasetGuards, ShownAsTable):
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _mixture(self, what: str) -> MixedRows:
+    def _mixture(self, what: str) -> "MixedRows":
         if self._built.mixture is None:
             raise ConfigError(f"{what} applies to a mixture, but this loader reads one corpus: set mixture")
         return self._built.mixture
 
-    def _place_of_run(self, mixture: MixedRows, position: Position) -> int:
+    def _place_of_run(self, mixture: "MixedRows", position: Position) -> int:
         """The first row of the order, over all epochs, that a run which stands there has not begun."""
         return mixture.place(position.epoch, self._schedule.places(position))
 
@@ -557,9 +560,9 @@ class TokenLoader(DatasetGuards, ShownAsTable):
                     return
                 if self._group_may_differ and _group_exists():
                     self._check_ranks()
-                consumer = current_stream(self._built.device)
+                consumer = None if self._built.device is None else current_stream(self._built.device)
                 taken = self._stream.take(consumer)
-                batches = handout.fill(taken.batches, steps, taken.num_tokens)
+                batches = handout.fill(taken.groups, steps, taken.num_tokens)
                 del taken  # or it would be held here while the next one is made
                 if self._adapts:
                     batches = map(partial(self._adapted, consumer), batches)
@@ -570,8 +573,8 @@ class TokenLoader(DatasetGuards, ShownAsTable):
                 yield batches
                 asked = time.perf_counter()
                 self._check_current(run)
-                self._count_block(asked)
-                if handout.taken().batches < steps.num_steps or self._weights_changed:
+                handout.check()
+                if self._count_block(asked) < steps.num_steps or self._weights_changed:
                     # New weights, or an interrupt in a call that would have ended this iteration.
                     self._weights_changed = False
                     self._stream.read_again()
@@ -593,17 +596,25 @@ class TokenLoader(DatasetGuards, ShownAsTable):
             if self._closed:
                 self._stream.close()  # `close()` left that to this call
 
-    def _count_block(self, now: float) -> None:
-        """Add what was handed out of the current block to what came before it."""
-        begin_s = self._counted[2]
+    @property
+    def _data_wait_s(self) -> float:
+        """Spent in `next()`: where a block begins, and where batches of it are made."""
+        return self._wait_s + self._handout.made_s
+
+    def _count_block(self, now: float) -> int:
+        """Add what was handed out of the current block to what came before it. Returns its number of batches."""
+        before, tokens_before, begin_s = self._counted
         self._handout.stop()
         if begin_s is None:
-            return
-        taken = self._taken
-        (consumed, begun), counts = self._standing_after(taken), self._counts()
+            return 0
+        steps, batches, num_tokens = self._handout.taken()
+        taken = (steps, batches) if batches else None
+        consumed, begun = self._standing_after(taken)
         self._consumed, self._begun, self._last_block = consumed, begun, taken or self._last_block
         # In one step, or an interrupt could count the block twice.
+        counts = before + batches, tokens_before + num_tokens // self._context_size
         self._wall_s, self._counted = self._wall_s + (now - begin_s), (*counts, None)
+        return batches
 
     def _wall_s_now(self) -> float:
         begin_s = self._counted[2]  # another thread may change it meanwhile
@@ -683,7 +694,7 @@ class TokenLoader(DatasetGuards, ShownAsTable):
         if not self._ranks_given and check_ranks(self.config.rank, self.config.world_size):
             self._group_may_differ = False
 
-    def _start_at(self, position: Position, change: StateChange | None, *, run: int) -> None:
+    def _start_at(self, position: Position, change: "StateChange | None", *, run: int) -> None:
         self._count_block(time.perf_counter())
         self._run = run  # number of the newest iterator; older ones are superseded
         self._consumed = self._resumed = position  # the latter is where this object began, and its epoch

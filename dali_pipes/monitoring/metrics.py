@@ -39,6 +39,12 @@ METRICS = (
     Metric("read_seconds", "counter", "block_times.read_s", "Time that reader threads spent reading tokens."),
     Metric("kernels_seconds", "counter", "block_times.kernels_s", "Time spent on building the fields of batches."),
     Metric(
+        "kernels_in_trainer_seconds",
+        "counter",
+        "block_times.in_trainer_s",
+        "Part of kernels_seconds that the trainer's thread spent.",
+    ),
+    Metric(
         "reader_wait_seconds",
         "counter",
         "block_times.wait_s",

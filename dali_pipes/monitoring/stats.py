@@ -60,8 +60,9 @@ class BlockTimes:
     plan_s: float = 0.0
     read_s: float = 0.0
     kernels_s: float = 0.0
-    """Building inputs, labels and other outputs: on a CPU in the reader threads, on a GPU queueing the kernels for it
-    in the trainer's thread."""
+    """Building inputs, labels and other outputs, on a GPU queueing the kernels for it."""
+    in_trainer_s: float = 0.0
+    """The part of `kernels_s` that the trainer's thread spent: on a CPU to widen plain rows, on a GPU all of it."""
     wait_s: float = 0.0
     """Wait of the trainer's thread for a reader thread: the part of `data_wait_s` due to planning and reading."""
 
@@ -71,6 +72,7 @@ class BlockTimes:
         self.plan_s += other.plan_s
         self.read_s += other.read_s
         self.kernels_s += other.kernels_s
+        self.in_trainer_s += other.in_trainer_s
         self.wait_s += other.wait_s
 
 
@@ -243,19 +245,21 @@ class LoaderStats(ShownAsTable):
         if self.rating not in ("fair", "poor"):
             return ""
         times = self.block_times
-        queueing_s = 0.0 if self.device == "cpu" else times.kernels_s
-        rest_s = self.data_wait_s - times.wait_s - queueing_s
+        in_trainer_s = times.in_trainer_s
+        rest_s = self.data_wait_s - times.wait_s - in_trainer_s
         more_batches = self.block_limits.more_batches(self.batches_per_run)
         all_steps = (
             f"a block already has all {self.batches_per_run:,} steps of an epoch, so only more data makes blocks larger"
         )
-        if max(times.wait_s, queueing_s) < rest_s:
+        if max(times.wait_s, in_trainer_s) < rest_s:
             return f"most of it is the fixed cost of each block: {more_batches or all_steps}"
-        if times.wait_s < queueing_s:
+        if times.wait_s < in_trainer_s and self.device != "cpu":
             return f"most of it is launching kernels for each block: {more_batches or all_steps}"
-        if self.autotune == "adapting":
+        if times.wait_s >= in_trainer_s and self.autotune == "adapting":
             return ""
-        if self.device == "cpu" and max(times.read_s, times.plan_s) < times.kernels_s:
+        if times.wait_s < in_trainer_s or (
+            self.device == "cpu" and max(times.read_s, times.plan_s) < times.kernels_s - in_trainer_s
+        ):
             return (
                 'most of it is building inputs and labels on the CPU: set device = "cuda" if there is a GPU; otherwise '
                 "leave a core free (torch.set_num_threads) and remove outputs that are not used"

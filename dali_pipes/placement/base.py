@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,22 @@ from dali_pipes.schedule.plans import Plan, steps_reading
 Array = Any  # a NumPy array, or a CuPy array where the placement is on a GPU
 
 
+class Batches(NamedTuple):
+    """The batches of a block, or some of them."""
+
+    arrays: dict[str, Any]
+    """By field: the rows of the batches one after another; fields of segment bounds have a line for each batch. Empty
+    where the arrays are elsewhere."""
+    sizes: list[int]
+    """Rows of each batch."""
+    values: list[dict[str, int]]
+    """Of each batch, the fields that are numbers on the host."""
+    widths: list[int]
+    """Positions in a row, of each batch."""
+    is_flat: bool
+    """Whether arrays of positions are in one line, because the batches may have different widths."""
+
+
 @dataclass
 class Slot:
     """Memory of one block on its way; reused block after block. `arrays` belongs to the placement."""
@@ -25,6 +41,8 @@ class Slot:
     arrays: dict[str, Array] = field(default_factory=dict)
     fields: dict[str, Array] = field(default_factory=dict)
     """On the CPU, the fields of the batches of the block: memory that is not reused while anyone holds them."""
+    stored: Array | None = None
+    """On the CPU, rows (R, row_tokens) in the type of the files, if fields are made from them later."""
     steps: StepRange | None = None
     """Steps of the block."""
     plan: Plan | None = None
@@ -95,6 +113,12 @@ def range_error(
         f"it is in step{'s' * (len(steps) > 1)} {', '.join(map(str, steps))} of epoch {plan.steps.epoch}"
         f"{' and in others' if others is None else ''}. {advice} the file's dtype, which was read as {source.dtype}"
     )
+
+
+def may_be_bad(dtype: np.dtype[Any], vocab_size: int | None) -> bool:
+    """Whether `find_bad_id` may find an id of this type."""
+    lowest, highest = _range_of(dtype)
+    return lowest < 0 or highest >= (2**63 if vocab_size is None else vocab_size)
 
 
 def find_bad_id(tokens: npt.NDArray[Any], vocab_size: int | None) -> int | None:

@@ -62,12 +62,19 @@ class Buffers:
         return {name: np.ndarray(shape, dtype, whole, begin) for name, (shape, dtype, begin) in layout.arrays.items()}
 
     def _whole(self, size: int) -> Bytes:
-        self._take_back()
+        if self._dropped:
+            self._take_back()
+        free = self._free
         try:  # the one used last is the likeliest to be in the cache
-            buffer = self._free.pop()
+            buffer = free.pop()
         except IndexError:
             buffer = None
-        self._give_up_spare()
+        if len(free) < self._spare:
+            self._spare = len(free)
+        self._calls += 1
+        if self._calls >= self.WINDOW:
+            del free[: self._spare]  # the ones at the front have waited longest
+            self._spare, self._calls = self.MOST_FREE, 0
         if buffer is None or len(buffer) < size:
             unaligned = np.empty(size + _ALIGNED, np.uint8)
             buffer = unaligned[-unaligned.ctypes.data % _ALIGNED :]
@@ -81,19 +88,12 @@ class Buffers:
         self._used[id(reference)] = reference
         return whole
 
-    def _give_up_spare(self) -> None:
-        self._spare = min(self._spare, len(self._free))
-        self._calls += 1
-        if self._calls >= self.WINDOW:
-            del self._free[: self._spare]  # the ones at the front have waited longest
-            self._spare, self._calls = self.MOST_FREE, 0
-
     def _take_back(self) -> None:
         while True:
             try:
                 reference = self._dropped.popleft()
             except IndexError:  # another thread may have taken the last one
                 return
-            self._used.pop(id(reference), None)
-            if len(self._free) < self.MOST_FREE:
+            is_whole = self._used.pop(id(reference), None) is not None  # else an interrupt came before its buffer
+            if is_whole and len(self._free) < self.MOST_FREE:
                 self._free.append(reference.buffer)

@@ -175,7 +175,8 @@ class GpuPlacement:
         pageable memory, which costs the trainer's thread a copy; more pinned memory would cost everybody.
         """
         slot.num_pieces = len(pieces.starts)
-        self._stage(slot, "table", np.concatenate([column.reshape(-1) for column in pieces if column is not None]))
+        columns = *pieces[:4], pieces.lookback
+        self._stage(slot, "table", np.concatenate([column.reshape(-1) for column in columns if column is not None]))
 
     def _stage(self, slot: Slot, name: str, table: Array) -> None:
         if f"pinned {name}" not in slot.arrays:

@@ -9,23 +9,26 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dali_pipes.config.objectives import Goldfish
-from dali_pipes.config.outputs import OUTPUTS, ROW_TABLE, SPAN_TABLE, made_by_kernels, made_from_plans, on_host
+from dali_pipes.config.outputs import OUTPUTS, ROW_TABLE, SPAN_TABLE, Axes, made_by_kernels, made_from_plans, on_host
 from dali_pipes.config.span_counts import SpanWidths
 from dali_pipes.documents import Pieces
-from dali_pipes.objectives import RowDraws, Transforms
 from dali_pipes.operators import goldfish, rows, segments
-from dali_pipes.operators.segments import work_size
+from dali_pipes.operators._pieces import PieceLayout, PieceTables
+from dali_pipes.operators.segments import LabelRule, fill_segments, work_size
 from dali_pipes.rows.base import Rows
+
+if TYPE_CHECKING:
+    from dali_pipes.config.objectives import Goldfish
+    from dali_pipes.objectives import RowDraws, Transforms
 
 Array = Any  # NumPy's or CuPy's
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Outputs:
     """Which fields a batch has, and how they are made from its tokens.
 
@@ -49,10 +52,10 @@ class Outputs:
     mask_boundaries: bool = True
     index_dtype: np.dtype[Any] = np.dtype(np.int64)  # noqa: RUF009 - immutable
     mask_dtype: np.dtype[Any] = np.dtype(np.int64)  # noqa: RUF009
-    draws: RowDraws | None = None
-    transforms: Transforms | None = None
+    draws: "RowDraws | None" = None
+    transforms: "Transforms | None" = None
     has_loss_mask: bool = False
-    goldfish: Goldfish | None = None
+    goldfish: "Goldfish | None" = None
     span_widths: SpanWidths | None = None
 
     @cached_property
@@ -69,6 +72,11 @@ class Outputs:
         """Arrays that plans have, for batches and for kernels."""
         tables = (ROW_TABLE,) if self.transforms is not None else ()
         return made_from_plans(self.names) + tables + ((SPAN_TABLE,) if self.span_widths is not None else ())
+
+    @cached_property
+    def is_of_rows(self) -> bool:
+        """Whether each field has an entry, or a row, for each row of a batch."""
+        return all(OUTPUTS[name].axes in (Axes.POSITIONS, Axes.ROWS) for name in self.names)
 
     @property
     def scratch(self) -> tuple[str, ...]:
@@ -134,6 +142,7 @@ class Outputs:
         *,
         starts: Array = None,
         width: int | None = None,
+        even_rows: tuple[int, int] | None = None,
         loss_mask: Array = None,
         vocab_size: int | None = None,
         bad: Array = None,
@@ -152,6 +161,8 @@ class Outputs:
         out:    arrays of the block's rows, as `shape` has them
         starts: (R,), where rows that are runs of tokens begin in `tokens`
         width:  positions of a row, `seq_len` if not given
+        even_rows: of pieces with `places`, which NumPy does not check: the first token of the rows in `tokens`,
+            and the tokens from there to that of the next; the pieces of a row follow one another
         loss_mask: uint8 (N,), 0 for tokens that are not a label; None: all are
         bad, vocab_size, work: as the operators take them
         row_table, span_table, scratch, tables: of objectives: those of `drawn` for these rows, and on a GPU memory
@@ -171,6 +182,15 @@ class Outputs:
             starts = range(0, len(tokens), seq_len + self.label_shift) if starts is None else starts
             check = {"vocab_size": vocab_size, "bad": bad}
             rows(tokens, starts, seq_len, label_shift=self.label_shift, out=(inputs, labels), **check)
+        elif pieces.places is not None:
+            assert bad is None, "these ids were checked when they were read"
+            shape = len(pieces.row_offsets) - 1, seq_len
+            layout = PieceLayout(PieceTables(*pieces[:4]), shape, places=pieces.places, even_rows=even_rows)
+            rule = LabelRule(max(self.mtp, 1), not self.mask_boundaries, loss_mask)
+            batch_rows = shape[0] if self.batch_size is None else self.batch_size
+            fill_segments(tokens, layout, made, rule, pad_id=self.pad_id, batch_rows=batch_rows)
+            if learn is not None:
+                fill_segments(loss_mask, layout, {"input_ids": learn}, rule, pad_id=0, batch_rows=batch_rows)
         else:
             segments(
                 tokens,
@@ -221,15 +241,10 @@ class Outputs:
         """
         if pieces is None or not any(map(on_host, self.names)):
             return [{}] * len(sizes)
-        counts = np.array(sizes, np.int64)
-        ends = counts.cumsum()
-        firsts = ends - counts
-        padding = np.repeat(widths, counts) - pieces.row_lengths
-        first_pieces = pieces.row_offsets[firsts]
-        num_pieces = pieces.row_offsets[ends] - first_pieces
-        # Of a batch without pieces, `reduceat` returns the length at its place, which belongs to another.
-        longest = np.maximum.reduceat(np.append(pieces.lengths, 0), first_pieces) * (num_pieces > 0)
-        longest = np.maximum(longest, np.maximum.reduceat(padding, firsts))
-        segments = num_pieces + np.add.reduceat(padding > 0, firsts, dtype=np.int64)
-        columns = longest.tolist(), segments.tolist()
+        table = pieces.row_segments
+        if table is None:
+            table = pieces.with_rows(np.repeat(widths, sizes)).row_segments
+            assert table is not None
+        firsts = [0, *itertools.accumulate(sizes[:-1])]
+        columns = np.maximum.reduceat(table[0], firsts).tolist(), np.add.reduceat(table[1], firsts).tolist()
         return [{"max_seqlen": most, "num_segments": count} for most, count in zip(*columns, strict=True)]

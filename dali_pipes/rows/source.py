@@ -47,28 +47,29 @@ class Source:
         if rows.pieces is None and len(rows.starts) * row_tokens == len(tokens) and loss_mask is None:
             self.corpus.read_rows(rows.starts, tokens.reshape(-1, row_tokens))
             return
-        reads = self.rows.reads(rows, row_begins[:-1], np.diff(row_begins))
-        gaps: list[slice] = []
-        if rows.pieces is not None:
-            begins = np.append(0, reads.targets + reads.lengths)  # of the gaps; targets rise
-            ends = np.append(reads.targets, len(tokens))
-            gaps = list(map(slice, begins[begins < ends].tolist(), ends[begins < ends].tolist()))
+        reads = self.rows.reads(rows, row_begins[:-1], row_begins[1:] - row_begins[:-1])
+        if rows.pieces is not None:  # all places: to find those between the pieces takes longer
+            tokens.fill(0)
+            if loss_mask is not None:
+                loss_mask.fill(0)
         if rows.fim is not None:
             reads = _without_sentinels(reads, tokens, loss_mask)
         for reader, array in ((self.corpus, tokens), (self.corpus.loss_mask, loss_mask)):
             if reader is not None and array is not None:
-                for gap in gaps:
-                    array[gap] = 0
                 reader.read_pieces(*reads, array)
 
-    def gathered(self, rows: Rows) -> npt.NDArray[Any] | None:
+    def read_rows(self, starts: npt.NDArray[np.int64], rows: npt.NDArray[Any]) -> None:
+        """Read rows that are runs of tokens into `rows` (R, row_tokens). Blocks; raises as `read`."""
+        self.corpus.read_rows(starts, rows)
+
+    def gathered(self, starts: npt.NDArray[np.int64]) -> npt.NDArray[Any] | None:
         """Rows that are runs of tokens, in a new array (R, row_tokens), where one step copies all of them.
 
         None where they have to be read. Blocks; raises what `Corpus.read_rows` does.
         """
         if not isinstance(self.corpus, Corpus):
             return None
-        return self.corpus.gathered_rows(rows.starts, self.rows.row_tokens)
+        return self.corpus.gathered_rows(starts, self.rows.row_tokens)
 
     def read_span(self, begin: int, tokens: npt.NDArray[Any], *, of_loss_mask: bool = False) -> None:
         """Fill `tokens` (N,) with the ids, or entries of the loss mask, from position `begin` on. Blocks."""

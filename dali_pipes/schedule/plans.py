@@ -10,9 +10,7 @@ import numpy.typing as npt
 
 from dali_pipes.documents import Pieces, some_rows
 from dali_pipes.errors import ConfigError
-from dali_pipes.objectives.fim import runs_of
 from dali_pipes.rows.base import PADDING, ReadableRows, Rows
-from dali_pipes.rows.batch_rows import rows_of_batches
 from dali_pipes.rows.source import Source
 from dali_pipes.schedule.schedule import Schedule, StepRange
 from dali_pipes.uris import FilePath
@@ -152,6 +150,8 @@ class Plan:
         starts, lengths = self.pieces.starts[part], self.pieces.lengths[part]
         before = self.pieces.tokens_before[part] if as_read else np.zeros_like(lengths)
         if self.rows.fim is not None:
+            from dali_pipes.objectives.fim import runs_of  # with the first objective of this kind
+
             runs = runs_of(self.rows.fim.chosen(part), lengths)
             starts, lengths, before = runs.starts, runs.lengths, before[runs.pieces] * (runs.begins == 0)
         return starts - before, lengths + before
@@ -169,6 +169,8 @@ def plan_steps(schedule: Schedule, steps: StepRange) -> Plan:
     row_ids, interleave = schedule.rows(steps), schedule.interleave
     rows = interleave.plan(steps.epoch, row_ids)
     if interleave.token_batches is not None:
+        from dali_pipes.rows.batch_rows import rows_of_batches  # with the first rows of documents
+
         batches = rows_of_batches(interleave.token_batches, row_ids, rows)
         return Plan(steps, batches.row_ids, batches.rows, np.repeat(batches.widths, batches.sizes), batches.sizes)
     if not len(row_ids):
@@ -281,6 +283,9 @@ class PlanCache:
                 end = self._schedule.steps(steps.base, steps.epoch, most=end if length is None else min(end, length))
                 whole_steps = steps._replace(first_step=first_step, num_steps=end - first_step)
                 whole = plan_steps(self._schedule, whole_steps)
+                if whole.pieces is not None:
+                    widths = self._schedule.interleave.seq_len if whole.widths is None else whole.widths
+                    whole.rows = whole.rows._replace(pieces=whole.pieces.with_rows(widths))
                 whole.protect()  # before it is kept: blocks are told their rows, and batches theirs, as views of it
             with self._lock:
                 if key not in self._plans:

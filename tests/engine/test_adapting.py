@@ -41,7 +41,7 @@ class Wandering(Autotune):
         assert min(wait_s, work_s, cpu_share) >= 0.0
         self.used[self.now] += 1
         if self.draw.random() < 0.3:
-            self._rung = self.draw.randrange(len(FIVE))
+            self._use(self.draw.randrange(len(FIVE)))
 
 
 def readers() -> set[threading.Thread]:
@@ -118,12 +118,12 @@ def test_a_slow_disk_gets_more_threads_until_nobody_waits(
     loader = load(corpus, batch_size=2, seq_len=T, batches_per_run=1, engine="direct", repeat=True)
     monkeypatch.setattr(Autotune, "add", modelled)
     first, batches = loader.stats(), loader_stream(loader)
-    assert (first.num_threads, first.prefetch_queue_depth, first.autotune) == (2, 2, "adapting")
+    assert (first.num_threads, first.prefetch_queue_depth, first.autotune) == (2, 4, "adapting")
     expected = oracle_stream(corpus.tokens, batch_size=2, seq_len=T)
     for batch, wanted in itertools.islice(zip(batches, expected, strict=False), 1_000):
         assert (batch["input_ids"] == wanted["input_ids"]).all()
     stats = loader.stats()
-    assert (stats.num_threads, stats.prefetch_queue_depth) == (8, 8)
+    assert (stats.num_threads, stats.prefetch_queue_depth) == (8, 16)
     assert len(readers() - others) == 8
     assert [(change.before.num_threads, change.after.num_threads) for change in stats.changes] == [(2, 4), (4, 8)]
     assert "reader threads 2 -> 4" in str(stats)
@@ -199,9 +199,13 @@ def test_readers_are_where_the_process_is_bound(
 def test_ranks_of_a_node_share_its_cpus(
     counting: Callable[..., Any], load: Load, monkeypatch: pytest.MonkeyPatch, ranks: str | None, threads: int
 ) -> None:
+    """Two threads read rows of documents and short rows; one reads others, whose batches the trainer's thread makes."""
     monkeypatch.setattr(build, "usable_cpus", lambda: set(range(64)))
     monkeypatch.setattr(build, "numa_node", lambda cpus: None)
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     if ranks is not None:
         monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
-    assert load(counting(801), batch_size=2, seq_len=T).stats().num_threads == threads
+    corpus = counting(8001, vocab_size=11)
+    assert load(corpus, batch_size=2, seq_len=T, rows="pack", eos_id=10).stats().num_threads == threads
+    assert load(corpus, batch_size=2, seq_len=T).stats().num_threads == threads
+    assert load(corpus, batch_size=1, seq_len=2_000).stats().num_threads == 1

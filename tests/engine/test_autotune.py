@@ -20,6 +20,7 @@ from dali_pipes.engine.read_ahead import (
     MOST_AHEAD_BYTES,
     MOST_AUTO_DEPTH,
     MOST_AUTO_THREADS,
+    SHORT_ROW_BYTES,
     Autotune,
     blocks_on_their_way,
     choose_read_ahead,
@@ -36,6 +37,8 @@ auto_or = st.just("auto") | st.integers(1, 64)
     depth=auto_or,
     cpus=st.integers(1, 300),
     is_direct=st.booleans(),
+    row_bytes=st.none() | st.integers(1, 1 << 16),
+    reads=st.sampled_from(["calls", "mapped"]),
     block_bytes=st.integers(1, 1 << 31),
     delivered_bytes=st.integers(0, 1 << 31),
     blocks=st.lists(st.tuples(st.floats(0, 10), st.floats(0, 10)), max_size=300),
@@ -45,17 +48,21 @@ def test_whatever_happens_the_limits_hold(
     depth: int | str,
     cpus: int,
     is_direct: bool,
+    row_bytes: int | None,
+    reads: str,
     block_bytes: int,
     delivered_bytes: int,
     blocks: list[tuple[float, float]],
 ) -> None:
     """A number stays as it was given; "auto" stays within cores, memory and a fixed most, and starts small."""
-    config = LoaderConfig(**SHAPE, num_threads=threads, prefetch_queue_depth=depth)
+    config = LoaderConfig(**SHAPE, num_threads=threads, prefetch_queue_depth=depth, reads=reads)
     sizes = {"block_bytes": block_bytes, "delivered_bytes": delivered_bytes}
-    tune = choose_read_ahead(config, cpus=cpus, is_direct=is_direct, **sizes)
+    tune = choose_read_ahead(config, cpus=cpus, is_direct=is_direct, plain_row_bytes=row_bytes, **sizes)
     first = tune.now
     assert threads == "auto" or first.num_threads == threads
-    assert threads != "auto" or first.num_threads == (1 if cpus == 1 else 2)
+    is_short = row_bytes is not None and row_bytes < SHORT_ROW_BYTES and reads == "calls"
+    has_one = cpus == 1 or (row_bytes is not None and not is_short and depth != 1)
+    assert threads != "auto" or first.num_threads == (1 if has_one else 2)
     assert depth == "auto" or first.prefetch_queue_depth == depth
     if depth == "auto" and not is_direct:
         queue_bytes = first.prefetch_queue_depth * delivered_bytes
@@ -210,6 +217,21 @@ def test_no_attempt_while_each_cpu_has_a_thread_that_does_not_wait_for_a_disk(
     for _ in range(2_000):
         tune.add(0.01, work_s, idle)  # a part of the corpus that is not in memory
     assert cpus > 2 or len(tune.changes) > changes
+
+
+def test_the_trainers_thread_needs_a_cpu_where_it_makes_the_batches() -> None:
+    """On two CPUs, no thread is added to one that does not wait for a disk; short rows have two from the start."""
+    for row_bytes, threads in ((8194, 1), (2050, 2), (None, 2)):
+        sizes = {"block_bytes": 1 << 20, "delivered_bytes": 1 << 22}
+        config = LoaderConfig(**SHAPE)
+        tune = choose_read_ahead(config, cpus=2, is_direct=True, plain_row_bytes=row_bytes, **sizes)
+        for _ in range(2_000):
+            tune.add(0.01, 0.001, 1.0)
+        assert (tune.changes, tune.state) == ((), "no gain")
+        assert tune.now.num_threads == threads
+        for _ in range(2_000):
+            tune.add(0.01, 0.001, 0.01)
+        assert len(tune.changes) > 0
 
 
 def test_a_trainer_that_never_waits_changes_nothing() -> None:

@@ -17,6 +17,8 @@ from streams import all_same, oracle_stream, take
 from dali_pipes import TokenLoader
 from dali_pipes.corpus import Corpus
 from dali_pipes.errors import ConfigError, CorpusReadError, LoaderClosedError
+from dali_pipes.operators.rows import widen_rows
+from dali_pipes.placement import cpu
 
 T = 4
 Load = Callable[..., TokenLoader]
@@ -311,3 +313,28 @@ def test_closing_in_a_signal_handler_or_callback_of_the_same_thread(
         assert 0 < len(batches) < 20
     finally:
         signal.signal(signal.SIGUSR1, previous)
+
+
+@pytest.mark.parametrize("at", range(5))
+def test_an_error_where_the_trainer_makes_batches(
+    counting: Callable[..., Any], load: Load, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    """Such as too little memory for them: the next `for` goes on behind the last good batch of the epoch."""
+    corpus = counting(20 * T + 1)
+    order: dict[str, Any] = {"batch_size": 2, "seq_len": T}
+    expected = list(epoch_batches(corpus.tokens, **order))
+    made: list[int] = []
+
+    def failing(*given: Any) -> None:
+        made.append(at)
+        if len(made) == at + 1:
+            raise MemoryError("no more")
+        widen_rows(*given)
+
+    monkeypatch.setattr(cpu, "widen_rows", failing)
+    monkeypatch.setattr(cpu, "_GROUP_BATCHES", 2)
+    loader = load(corpus, engine="direct", batches_per_run=6, **order)
+    batches, _ = batches_until(loader, MemoryError)
+    assert len(batches) == 2 * at
+    assert all_same([*batches, *loader], expected)
+    assert (loader.epoch, loader.step) == (1, 0)

@@ -51,7 +51,8 @@ HALF_DECODED = CacheStats(hits=5, misses=5, num_bytes=10, most_bytes=10, all_byt
         ({"wait_s": 40, "read_s": 3, "plan_s": 1}, "num_threads = 6 (now 3)"),
         ({"wait_s": 40, "read_s": 1, "plan_s": 3}, "batches_per_run = 16 (now 8)"),
         ({"wait_s": 40, "kernels_s": 30, "read_s": 10}, 'device = "cuda"'),
-        ({"wait_s": 10, "kernels_s": 30, "device": "cuda:0"}, "batches_per_run = 16 (now 8)"),
+        ({"wait_s": 10, "kernels_s": 30, "in_trainer_s": 30}, 'device = "cuda"'),
+        ({"wait_s": 10, "kernels_s": 30, "in_trainer_s": 30, "device": "cuda:0"}, "batches_per_run = 16 (now 8)"),
         ({"wait_s": 10, "kernels_s": 10}, "batches_per_run = 16 (now 8)"),  # and 30 in neither
         ({"wait_s": 40, "read_s": 3, "cache": HALF_DECODED}, "decoded_cache_bytes = 100 or eager = true"),
         ({"wait_s": 40, "read_s": 3, "cache": replace(HALF_DECODED, hits=500)}, "num_threads = 6 (now 3)"),

@@ -1,10 +1,14 @@
 """Memory for blocks on the CPU: never two blocks in the same, never one that somebody still holds."""
 
+import gc
 import threading
+from functools import partial
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
+from at_lines import AtLine, lines_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -114,3 +118,25 @@ def test_several_threads() -> None:
     for thread in threads:
         thread.join()
     assert not faults
+
+
+def test_an_interrupt_at_any_line() -> None:
+    """Costs at most the piece of memory, also while its traceback is kept."""
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    def used() -> Buffers:
+        buffers = Buffers()
+        buffers.take(layout)
+        return buffers
+
+    layout = layout_of({"a": ((3,), np.dtype(np.int64))})
+    for line in lines_of(partial(used().take, layout)):
+        buffers = used()
+        with pytest.raises(KeyboardInterrupt) as caught, AtLine(line, interrupt):
+            buffers.take(layout)
+        del caught
+        gc.collect()
+        for _ in range(3):
+            buffers.take(layout)["a"][:] = 1

@@ -259,6 +259,60 @@ def test_importing_the_package_does_no_work(run_script: Runner) -> None:
     assert json.loads(result.stdout) == ["dali_pipes"]
 
 
+LATER = {
+    "config": {"mixture", "objective_checks", "objectives"},
+    "corpus": {"block_reads", "blocks_ahead", "columns.row_chunks", "columns.row_columns", "columns.row_facts"},
+    "corpus.formats": {"arrayrecord", "arrow", "datatrove", "litdata", "mds", "megatron", "parquet", "tfrecord"},
+    "engine": {"node_plans"},
+    "loader": {"batch_preview", "batch_view", "state_change"},
+    "objectives": {"fim", "row_draws", "transforms"},
+    "rows": {"batch_rows", "cost_balance", "document_rows", "packing", "plan_report", "token_batches", "window_counts"},
+    "schedule": {"mixed_rows", "mixture", "mixture_report"},
+    "storage": {"node_cache"},
+    "text": {"chat", "tokenize"},
+    "tools": {"cli", "reports"},
+}
+"""What a run over flat files does without: imported with the first mixture, objective, table, cache or document."""
+
+LATER_PACKAGES = {"asyncio", "http", "jinja2", "nvidia", "obstore", "pyarrow", "rich", "tomllib", "typer", "yaml"}
+
+
+def test_the_loader_imports_what_every_run_needs_and_no_more(run_script: Runner, tmp_path: Path) -> None:
+    """Neither what most runs never need, nor anything so late that the first batch waits for it."""
+    (tmp_path / "tokens.bin").write_bytes(bytes(range(200)) * 400)
+    result = run_script(
+        """
+        import json, sys
+        import numpy, torch
+
+        before = set(sys.modules)
+        from dali_pipes import TokenLoader
+
+        from pydantic import BaseModel
+
+        def below(model):
+            return [each for one in model.__subclasses__() for each in (one, *below(one))]
+
+        imported = set(sys.modules)
+        built = [one.__name__ for one in below(BaseModel) if one.__module__.startswith("dali_pipes.")]
+        loader = TokenLoader(sys.argv[1], batch_size=2, seq_len=8, device="cpu")
+        next(iter(loader))
+        loader.load_state_dict(loader.state_dict())
+        next(iter(loader))
+        loader.close()
+        print(json.dumps([sorted(imported - before), built, sorted(set(sys.modules) - imported)]))
+        """,
+        str(tmp_path / "tokens.bin"),
+    )
+    assert result.returncode == 0, result.stderr
+    imported, models, late = json.loads(result.stdout)
+    early = {f"dali_pipes.{room}.{name}" for room, names in LATER.items() for name in names} | LATER_PACKAGES
+    assert early <= {f"dali_pipes.{module}" for module in MODULES} | LATER_PACKAGES, "modules that are not there"
+    assert early & set(imported) == set()
+    assert models == ["LoaderConfig"]
+    assert [name for name in late if name.split(".")[0] in {"dali_pipes", "pydantic"}] == []
+
+
 def needs_torch(module: str) -> bool:
     """Whether importing a module imports torch, perhaps by way of another one."""
     seen, left = set(), [module]

@@ -16,7 +16,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -33,37 +33,8 @@ from dali_pipes.config.aliases import unknown_in_source, unknown_setting
 from dali_pipes.config.amounts import parse_bytes
 from dali_pipes.config.context_parallel import shared_ranges
 from dali_pipes.config.curriculum import CurriculumStage, Scheduled, merged_stages, steps_of, values
-from dali_pipes.config.mixture import (
-    Count,
-    Positive,
-    SourceSettings,
-    Stage,
-    Subset,
-    check_sources,
-    check_stages,
-    parse_sources,
-)
-from dali_pipes.config.objective_checks import (
-    Ids,
-    check_fim,
-    check_ids,
-    check_mlm,
-    check_spans,
-    require_kinds,
-    require_noisy_ids,
-    require_one_goldfish,
-    require_shared_functions,
-)
-from dali_pipes.config.objectives import (
-    Fim,
-    Goldfish,
-    Mlm,
-    Objective,
-    Objectives,
-    Spans,
-    objective_line,
-)
-from dali_pipes.config.outputs import OBJECTIVE_OUTPUTS, OUTPUT_NAMES, OUTPUTS
+from dali_pipes.config.exact_numbers import Count, Positive, Subset
+from dali_pipes.config.outputs import OBJECTIVE_OUTPUTS, OUTPUT_NAMES, OUTPUTS, require_kinds
 from dali_pipes.config.settings_files import (
     MISSING,
     Source,
@@ -76,6 +47,7 @@ from dali_pipes.config.settings_files import (
 )
 from dali_pipes.config.skip_steps import SkippedRange, parse_ranges
 from dali_pipes.config.span_counts import SpanWidths
+from dali_pipes.config.tables import Objectives, Sources, Stages
 from dali_pipes.config.validators import (
     PathText,
     Shown,
@@ -92,6 +64,9 @@ from dali_pipes.config.validators import (
     shown,
 )
 from dali_pipes.errors import ConfigError
+
+if TYPE_CHECKING:
+    from dali_pipes.config.objectives import Goldfish, Objective, Spans
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 """A path or a list of paths: files, folders or globs."""
@@ -177,7 +152,7 @@ class LoaderConfig(BaseModel):
         0.0, ge=0.0, lt=1.0, description="Fraction of the tokens, at the end of the corpus, reserved for validation."
     )
 
-    mixture: dict[str, SourceSettings] | None = Field(
+    mixture: Sources | None = Field(
         None, description="Instead of `corpus`: a table of settings for each source, by name. See below."
     )
     total_tokens: Count | None = Field(
@@ -202,7 +177,7 @@ class LoaderConfig(BaseModel):
         description="Use this part of each source, such as `1/16`, the same for every seed: a small run then repeats "
         "its data as often as the whole run. None: all.",
     )
-    stages: tuple[Stage, ...] = Field(
+    stages: Stages = Field(
         (), description="Weights that change during the run: a list of tables with `at` and `weights`. See below."
     )
 
@@ -391,8 +366,8 @@ class LoaderConfig(BaseModel):
     )
     num_threads: Annotated[int, Field(gt=0, le=256)] | Auto = Field(
         "auto",
-        description="Number of threads that read ahead. `auto`: at first 2, or 1 if the process has one CPU; more "
-        "while training waits for data and they help.",
+        description="Number of threads that read ahead. `auto`: at first 2, or 1 if the process has one CPU or if "
+        "`next()` makes the batches, as for plain rows on a CPU; more while training waits for data and they help.",
     )
     decoded_cache_bytes: int = Field(
         1 << 30,
@@ -448,19 +423,23 @@ class LoaderConfig(BaseModel):
         _refuse_unknown(settings)
         if settings.get("batch_tokens") is not None:  # a place of the order is then a batch
             settings.setdefault("batch_size", 1)
+        refused = _refuse_huge_numbers(settings)
         try:
-            super().__init__(**settings)
+            super().__init__(**settings | dict.fromkeys(refused, _REFUSED))
         except ValidationError as error:
-            problems = first_problem_of_each((_place(e["loc"]), _message(e)) for e in error.errors())
+            problems = first_problem_of_each(
+                (_place(e["loc"]), refused.get(str(e["loc"][0]) if e["loc"] else "") or _message(e))
+                for e in error.errors()
+            )
         else:
             problems = ()
         if settings.get("corpus") is None and settings.get("mixture") is None:
             problem = "expected a path or a list of paths" if "corpus" in settings else MISSING
             problems = (("corpus", problem), *(found for found in problems if found[0]))
         if problems:
-            refused = ConfigError("; ".join(f"{name}: {problem}" if name else problem for name, problem in problems))
-            refused.problems = problems
-            raise refused
+            found = ConfigError("; ".join(f"{name}: {problem}" if name else problem for name, problem in problems))
+            found.problems = problems
+            raise found
 
     @field_validator("corpus", "loss_masks", mode="before")
     @classmethod
@@ -472,7 +451,6 @@ class LoaderConfig(BaseModel):
     def _keep_as_path(cls, value: Any) -> Any:
         return None if value is None else parse_path(value, "keep")
 
-    _in_range = field_validator("*", mode="before")(refuse_huge_number)
     _finite_lists = field_validator(
         "outputs",
         "length_buckets",
@@ -493,21 +471,17 @@ class LoaderConfig(BaseModel):
     _size_in_bytes = field_validator("cache_bytes", "decoded_cache_bytes", mode="before")(parse_bytes)
     _folder_as_text = field_validator("cache_dir", mode="before")(parse_folder)
 
-    _sources_as_dicts = field_validator("mixture", mode="before")(parse_sources)
     _stages_as_list = field_validator("stages", mode="before")(parse_list)
-
-    @field_validator("mixture")
-    @classmethod
-    def _check_sources(cls, sources: dict[str, SourceSettings] | None) -> dict[str, SourceSettings] | None:
-        if sources is not None:
-            check_sources(sources)
-        return sources
 
     @field_validator("stages")
     @classmethod
-    def _check_stages(cls, stages: tuple[Stage, ...], info: ValidationInfo) -> tuple[Stage, ...]:
+    def _check_stages(cls, stages: Stages, info: ValidationInfo) -> Stages:
         sources = info.data.get("mixture")
-        return stages if sources is None else check_stages(stages, sources)
+        if sources is None or not stages:
+            return stages
+        from dali_pipes.config.mixture import check_stages  # see `tables`
+
+        return check_stages(stages, sources)
 
     @field_serializer("skip_steps")
     def _ranges_spelled(self, ranges: tuple[SkippedRange, ...]) -> list[Any]:
@@ -606,7 +580,7 @@ class LoaderConfig(BaseModel):
             "a mixture": self.mixture is not None,
             "a list as seq_len": self.changes_length,
             # It hashes the ids before a row, which may be in a block that is not in the pool.
-            'objective: kind = "goldfish"': any(isinstance(entry, Goldfish) for entry in self.objective),
+            'objective: kind = "goldfish"': _of_kind("goldfish", self.objective) is not None,
         }
         if found := _first_conflict(conflicts):
             raise ValueError(
@@ -632,24 +606,30 @@ class LoaderConfig(BaseModel):
     def _check_objective(self) -> None:
         """What goes with `objective` and what does not."""
         require_kinds(self.outputs, {entry.kind for entries in self._of_sources for entry in entries})
+        if not any(self._of_sources):
+            return
+        from dali_pipes.config import objective_checks as checks  # see `tables`
+        from dali_pipes.config.objectives import Fim, Goldfish, Mlm
+
         own = {name: source.objective for name, source in (self.mixture or {}).items() if source.objective is not None}
-        require_shared_functions((entry for entries in (self.objective, *own.values()) for entry in entries), own)
-        require_one_goldfish({entry for entry in self.all_objectives if isinstance(entry, Goldfish)}, self.mtp)
+        entries = (entry for entries in (self.objective, *own.values()) for entry in entries)
+        checks.require_shared_functions(entries, own)
+        checks.require_one_goldfish({entry for entry in self.all_objectives if isinstance(entry, Goldfish)}, self.mtp)
         if self.mixture is None:  # else in the configuration of each source
-            require_noisy_ids(self.objectives, self.outputs)
+            checks.require_noisy_ids(self.objectives, self.outputs)
         self._check_spans()
-        ids = Ids(self.vocab_size, self.eos_id, self.document_start_id, self.pad_id)
+        ids = checks.Ids(self.vocab_size, self.eos_id, self.document_start_id, self.pad_id)
         for entry in self.objective:
             if isinstance(entry, Fim) and self.mixture is None:  # else the same
-                check_fim(entry, ids, self.rows, min(values(steps_of(self.seq_len))), self.tokenizer)
+                checks.check_fim(entry, ids, self.rows, min(values(steps_of(self.seq_len))), self.tokenizer)
             if entry.has_own_labels and self.mtp:
                 raise ValueError(
                     f'objective: kind = "{entry.kind}" predicts each id at its own position, so there are no later '
                     f"labels for mtp = {self.mtp} to predict; remove one of the two"
                 )
-            check_ids(entry, ids)
+            checks.check_ids(entry, ids)
             if isinstance(entry, Mlm):
-                check_mlm(entry, ids)
+                checks.check_mlm(entry, ids)
 
     def _check_spans(self) -> None:
         """What goes with `kind = "spans"`, which every source must have, and in the same way."""
@@ -674,6 +654,8 @@ class LoaderConfig(BaseModel):
             raise ValueError(
                 f'objective: kind = "spans" does not work with {found}{conflicts[found]}; remove one of them'
             )
+        from dali_pipes.config.objective_checks import check_spans  # see `tables`
+
         widths = self.span_widths
         assert entry is not None
         assert widths is not None
@@ -995,25 +977,30 @@ class LoaderConfig(BaseModel):
         return sources
 
     @property
-    def objectives(self) -> tuple[Objective, ...]:
+    def objectives(self) -> "tuple[Objective, ...]":
         """The entries of `objective` that this split uses."""
         return self._used(self.objective)
 
     @property
-    def all_objectives(self) -> tuple[Objective, ...]:
+    def all_objectives(self) -> "tuple[Objective, ...]":
         """The entries of `objective` that this split uses, of any source of a mixture."""
         return self._used(entry for entries in self._of_sources for entry in entries)
 
     @property
     def objective_line(self) -> str | None:
         """What this split learns, of each source of a mixture; None: the next token."""
+        if not any(self._of_sources):
+            return None
+        from dali_pipes.config.objectives import objective_line  # see `tables`
+
         names = ("",) if self.mixture is None else self.mixture
         return objective_line(dict(zip(names, map(self._used, self._of_sources), strict=True)))
 
     @property
-    def goldfish(self) -> Goldfish | None:
+    def goldfish(self) -> "Goldfish | None":
         """The entry of `objective` of this kind, if this split of any source uses it: all sources have the same."""
-        return next((entry for entry in self.all_objectives if isinstance(entry, Goldfish)), None)
+        found: Goldfish | None = _of_kind("goldfish", self.all_objectives)
+        return found
 
     @property
     def span_widths(self) -> SpanWidths | None:
@@ -1032,19 +1019,19 @@ class LoaderConfig(BaseModel):
         return {self.rows} if self.mixture is None else {source.rows or self.rows for source in self.mixture.values()}
 
     @property
-    def _spans(self) -> set[Spans | None]:
+    def _spans(self) -> "set[Spans | None]":
         """The different entries of this kind, of all sources of a mixture; None stands for those without."""
-        return {next((entry for entry in own if isinstance(entry, Spans)), None) for own in self._of_sources}
+        return {_of_kind("spans", own) for own in self._of_sources}
 
     @property
-    def _of_sources(self) -> list[tuple[Objective, ...]]:
+    def _of_sources(self) -> "list[tuple[Objective, ...]]":
         """`objective` of each source of a mixture, or of the only corpus."""
         if self.mixture is None:
             return [self.objective]
         given = [source.objective for source in self.mixture.values()]
         return [self.objective if own is None else own for own in given]
 
-    def _used(self, entries: Iterable[Objective]) -> tuple[Objective, ...]:
+    def _used(self, entries: "Iterable[Objective]") -> "tuple[Objective, ...]":
         """Those that this split uses."""
         return tuple(entry for entry in entries if self.split == "train" or entry.validation)
 
@@ -1198,7 +1185,12 @@ _LONGEST_PLACE = 200
 """Letters of a name in the place of an error."""
 
 
-def _outputs_of(names: tuple[str, ...], objective: tuple[Objective, ...]) -> tuple[str, ...]:
+def _of_kind(kind: str, entries: "Iterable[Objective]") -> Any:
+    """The first entry of a kind, or None. Not by class: that would import the classes in every run."""
+    return next((entry for entry in entries if entry.kind == kind), None)
+
+
+def _outputs_of(names: tuple[str, ...], objective: "tuple[Objective, ...]") -> tuple[str, ...]:
     """The outputs of a mixture that a source with this objective could have alone."""
     made = {"", *(entry.kind for entry in objective)}
     return tuple(name for name in names if name not in OUTPUTS or OUTPUTS[name].needs_objective in made) or names[:1]
@@ -1209,6 +1201,29 @@ def _first_conflict(conflicts: Mapping[str, object]) -> str | None:
     return next((setting for setting, is_set in conflicts.items() if is_set), None)
 
 
+_REFUSED = object()
+"""In place of a value that was refused: no setting accepts it, so it is refused along with the others."""
+
+_NEVER_A_NUMBER = ("mixture", "skip_steps", "device")
+"""Settings that say what they expect when they are given a number, whatever its size."""
+
+
+def _refuse_huge_numbers(settings: Mapping[str, Any]) -> dict[str, str]:
+    """The errors of `refuse_huge_number`, by setting.
+
+    Not a validator of each field: building 78 of them would add several milliseconds to the import.
+    """
+    errors = {}
+    for name, value in settings.items():
+        if name in _NEVER_A_NUMBER:
+            continue
+        try:
+            refuse_huge_number(value)
+        except ValueError as error:
+            errors[name] = str(error)
+    return errors
+
+
 def _refuse_unknown(settings: Mapping[str, Any]) -> None:
     for name in settings:
         if name not in LoaderConfig.model_fields:
@@ -1217,6 +1232,8 @@ def _refuse_unknown(settings: Mapping[str, Any]) -> None:
 
 def _unknown_in_table(place: Sequence[Any]) -> str:
     """What to answer to an unknown name in a source or a stage."""
+    from dali_pipes.config.mixture import SourceSettings, Stage  # see `tables`
+
     name = place[-1]
     if place[0] == "stages":
         return f"unknown setting {shown(name)}; a stage has {', '.join(Stage.model_fields)}"

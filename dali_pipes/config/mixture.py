@@ -16,12 +16,11 @@ import os
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
-from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, PlainValidator, field_validator
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, field_validator
 
-from dali_pipes.config.amounts import parse_count, parse_fraction, plain_fraction
+from dali_pipes.config.exact_numbers import Count, NotNegative, Part, Positive, Weight, exact_number
 from dali_pipes.config.objectives import Objectives
 from dali_pipes.config.validators import (
     PathText,
@@ -38,40 +37,6 @@ from dali_pipes.uris import is_uri
 _LONGEST_NAME = 200
 _EXPECTED = 'expected a table of sources, such as {web = {corpus = "web/*.bin", weight = 0.7}}'
 _SYNTHETIC = "synthetic:"
-
-
-def _number(value: Any, *, zero: bool = False, most: int | None = None) -> Fraction:
-    number: Fraction = parse_fraction(value)
-    if number < 0 or (number == 0 and not zero) or (most is not None and number > most):
-        limits = ("at least 0" if zero else "above 0") + (f" and at most {most}" if most is not None else "")
-        raise ValueError(f"must be {limits}, found {shown(value)}")
-    return number
-
-
-def _weight(value: Any) -> Fraction | Literal["size"]:
-    if not isinstance(value, str):
-        return _number(value, zero=True)
-    if value == "size":
-        return "size"
-    try:
-        return _number(value, zero=True)
-    except ValueError as error:
-        raise ValueError(f'{error}; for weights in proportion to tokens, use "size"') from None
-
-
-def _plain_weight(weight: Fraction | Literal["size"]) -> int | float | str:
-    return weight if isinstance(weight, str) else plain_fraction(weight)
-
-
-Weight = Annotated[Fraction | Literal["size"], PlainValidator(_weight), PlainSerializer(_plain_weight)]
-Part = Annotated[Fraction, PlainValidator(partial(_number, most=1)), PlainSerializer(plain_fraction)]
-"""Above 0 and at most 1."""
-Subset = Annotated[Fraction, PlainValidator(partial(_number, most=1)), PlainSerializer(str)]
-"""The same, spelled "1/16"."""
-Positive = Annotated[Fraction, PlainValidator(_number), PlainSerializer(plain_fraction)]
-NotNegative = Annotated[Fraction, PlainValidator(partial(_number, zero=True)), PlainSerializer(plain_fraction)]
-Count = Annotated[int, BeforeValidator(parse_count), Field(gt=0, lt=2**63)]
-"""Of tokens, rows or steps; "300B" is accepted."""
 
 
 class SourceSettings(BaseModel):
@@ -154,11 +119,25 @@ class Stage(BaseModel):
         return hash((self.at, frozenset(self.weights.items())))
 
 
+_SOURCES = TypeAdapter(dict[str, SourceSettings])
+_STAGES = TypeAdapter(tuple[Stage, ...])
+
+
+def parse_sources(value: Any) -> dict[str, SourceSettings]:
+    """The setting `mixture`. ValueError, also for sources that do not go together; pydantic's names the source."""
+    sources = _SOURCES.validate_python(_tables(value))
+    check_sources(sources)
+    return sources
+
+
+def parse_stages(value: Any) -> tuple[Stage, ...]:
+    """The setting `stages`, which `check_stages` compares with the sources. ValueError as `parse_sources`."""
+    return _STAGES.validate_python(value)
+
+
 @as_value_error
-def parse_sources(value: Any) -> Any:
+def _tables(value: Any) -> dict[str, Any]:
     """The tables of `mixture` by name, in plain dicts. ValueError for anything else, and for bad names."""
-    if value is None:
-        return None
     if not isinstance(value, Mapping):
         raise ValueError(f"{_EXPECTED}; found {shown(value)}")
     sources = dict(value.items())
@@ -242,7 +221,7 @@ def parse_weights(weights: Mapping[str, Any], names: Sequence[str]) -> dict[str,
         given = {}
         for name, weight in weights.items():
             try:
-                given[name] = _number(weight, zero=True)
+                given[name] = exact_number(weight, zero=True)
             except ValueError as error:
                 raise ValueError(f"{shown(name)}: {error}") from None
         (stage,) = check_stages((Stage.model_construct(at=1, weights=given),), dict.fromkeys(names))

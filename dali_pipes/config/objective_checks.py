@@ -23,17 +23,6 @@ class Ids(NamedTuple):
         return {name: number for name, number in given.items() if number is not None}
 
 
-def require_kinds(outputs: Iterable[str], kinds: Collection[str]) -> None:
-    """kinds: of all entries, in all sources of a mixture."""
-    for name in outputs:
-        needed = OUTPUTS[name].needs_objective if name in OUTPUTS else ""
-        if needed and needed not in kinds:
-            raise ValueError(
-                f'outputs: {name} requires an objective with kind = "{needed}", found '
-                f"{', '.join(sorted(kinds)) or 'none'}; add the objective, or remove {name}"
-            )
-
-
 def require_shared_functions(entries: Iterable[Objective], own: Mapping[str, object]) -> None:
     """own: the objectives of sources that set theirs, by source."""
     users = [entry.kind for entry in entries if ":" in entry.kind]

@@ -378,7 +378,7 @@ class Spans(Objective):
         BeforeValidator(_denoisers),
         PlainSerializer(lambda own: [one.plain() for one in own], return_type=Any),
     ] = Field(
-        (Denoiser(),),
+        (Denoiser.model_construct(),),  # without a validator, which would be built at import
         description="Tables, one of which is drawn for each row: `rate`, the fraction of tokens to remove; "
         '`mean_length` of a span, or "end" for one span at the end of the row; `mode_token`, an id before the inputs; '
         "and `weight`, the relative frequency, or a list of [tokens of the run, weight].",

@@ -10,9 +10,9 @@
 A new field needs a line here, what makes it, and its test.
 """
 
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -33,8 +33,7 @@ class Axes(Enum):
     NUMBER = "one integer, on the host"
 
 
-@dataclass(frozen=True)
-class OutputSpec:
+class OutputSpec(NamedTuple):
     """One field of a batch.
 
     dtype:           of the array; None: as the settings `index_dtype` and, of a mask, `mask_dtype` say
@@ -209,6 +208,20 @@ OUTPUT_NAMES = tuple(name for name, spec in OUTPUTS.items() if not spec.with_fie
 
 OBJECTIVE_OUTPUTS = tuple(name for name, spec in OUTPUTS.items() if spec.needs_objective)
 """Names that it accepts with the setting `objective`."""
+
+
+def require_kinds(outputs: Iterable[str], kinds: Collection[str]) -> None:
+    """ValueError for a field that needs a kind of `objective` which is missing.
+
+    kinds: of all entries, in all sources of a mixture
+    """
+    for name in outputs:
+        needed = OUTPUTS[name].needs_objective if name in OUTPUTS else ""
+        if needed and needed not in kinds:
+            raise ValueError(
+                f'outputs: {name} requires an objective with kind = "{needed}", found '
+                f"{', '.join(sorted(kinds)) or 'none'}; add the objective, or remove {name}"
+            )
 
 
 def on_host(name: str) -> bool:

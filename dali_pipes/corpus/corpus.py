@@ -15,13 +15,12 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.corpus.block_grid import BlockGrid
-from dali_pipes.corpus.block_reads import BlockReads
 from dali_pipes.corpus.data_file import DataFile, Int64Array
 from dali_pipes.corpus.discovery.manifests import StatedTokenizer
 from dali_pipes.corpus.document_offsets import join_offsets
@@ -41,9 +40,12 @@ from dali_pipes.storage.file_pool import FilePool
 from dali_pipes.storage.fingerprint import MOST_MASK_DIGESTS, digest_content, digest_corpus, short_digests
 from dali_pipes.storage.linux_aio import runs_of_equal
 from dali_pipes.storage.mapped_reads import MappedReads
-from dali_pipes.storage.node_cache import NodeCache
 from dali_pipes.storage.retries import current_retries
 from dali_pipes.uris import FilePath
+
+if TYPE_CHECKING:
+    from dali_pipes.corpus.block_reads import BlockReads
+    from dali_pipes.storage.node_cache import NodeCache
 
 _GOLDEN = (5**0.5 - 1) / 2
 _NO_ROWS: Final = np.zeros(0, np.int64)
@@ -202,19 +204,21 @@ class Corpus(ShownAsTable):
         """Whether ids of some files have to be decoded."""
         return self._is_decoded is not None
 
-    def share_decoded(self, cache: NodeCache) -> None:
+    def share_decoded(self, cache: "NodeCache") -> None:
         """Keep decoded chunks in the cache of the node from now on, instead of in this process. Does not block."""
         self._node = cache
         if self.loss_mask is not None:
             self.loss_mask.stored.share_decoded(cache)
 
-    def read_by_blocks(self, cache: NodeCache, grid: BlockGrid, sharers: int = 1) -> None:
+    def read_by_blocks(self, cache: "NodeCache", grid: BlockGrid, sharers: int = 1) -> None:
         """Read rows and pieces from now on through the cache of the node, block by block. Does not block.
 
         sharers: processes of the node that do so
         """
         assert self._generate is None, "a formula is not worth keeping"
         assert self._is_decoded is None, "decoded chunks are kept instead"
+        from dali_pipes.corpus.block_reads import BlockReads  # with the first cache: most runs do not have one
+
         self._blocks = BlockReads(cache, grid, self.content_key, self.dtype, self._read_files, sharers)
         mask = self.loss_mask
         if mask is not None and mask.covers_all and not mask.stored.needs_decoding:
@@ -318,7 +322,11 @@ class Corpus(ShownAsTable):
         self._check_out(out, 1)
         positions, counts = _integers("starts", starts, len(starts)), _integers("lengths", lengths, len(starts))
         places = _integers("targets", targets, len(starts))
-        if len(places) and (counts.min() < 0 or places.min() < 0 or (places + counts).max() > len(out)):
+        if len(places) and (
+            np.minimum.reduce(counts) < 0
+            or np.minimum.reduce(places) < 0
+            or np.maximum.reduce(places + counts) > len(out)
+        ):
             raise ValueError(f"pieces do not fit into out, which has {len(out):,} elements")
         self._read(positions, counts, places, out)
 
@@ -416,10 +424,10 @@ class Corpus(ShownAsTable):
             )
 
     def _read(self, positions: Int64Array, lengths: Int64Array, targets: Int64Array, out: npt.NDArray[Any]) -> None:
-        if not positions.size or not lengths.any():
+        if not positions.size or not np.count_nonzero(lengths):
             self._check_range(int(positions.min(initial=0)), int(positions.max(initial=0)), 0)
             return
-        lowest, furthest = int(positions.min()), int((positions + lengths).argmax())
+        lowest, furthest = int(np.minimum.reduce(positions)), int((positions + lengths).argmax())
         self._check_range(lowest, int(positions[furthest]), int(lengths[furthest]))
         if self._blocks is not None:
             self._blocks.read(positions, lengths, targets, out)
@@ -481,9 +489,9 @@ class Corpus(ShownAsTable):
         width, is_uint64 = stored.native.itemsize, stored.native == np.uint64
         view = out.data.cast("B")
         if len(self._first_bytes) == 1 and self._is_decoded is None:
-            numbers = np.full(len(positions), self._file_numbers[0])
-            offsets = self._first_bytes[0] + positions * width
-            stored.raw.read(view, targets, lengths, numbers, offsets)
+            offsets = positions * width
+            offsets += int(self._first_bytes[0])
+            stored.raw.read(view, targets, lengths, int(self._file_numbers[0]), offsets)
         else:
             self._read_from_extents(stored, positions, lengths, targets, view)
         if not (stored.is_swapped or is_uint64):

@@ -35,7 +35,7 @@ class UsedColumns:
     unused: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class DataFile:
     """One file of ids. `read_document_offsets` blocks and reads the index; None without documents.
 

@@ -11,8 +11,7 @@ from functools import partial
 
 import numpy as np
 
-from dali_pipes.corpus.columns import kept_tables, row_chunks
-from dali_pipes.corpus.columns.row_facts import KEPT_VERSION
+from dali_pipes.corpus.columns import kept_tables
 from dali_pipes.corpus.columns.scans import LARGE_TABLE_BYTES, ColumnScans
 from dali_pipes.corpus.data_file import DataFile, Int64Array
 from dali_pipes.runtime import offset_cache
@@ -24,6 +23,10 @@ def join_offsets(files: Sequence[DataFile], content_key: str) -> Int64Array:
 
     content_key: of the corpus. Blocks; raises CorpusReadError and CorpusFormatError.
     """
+    # With the first documents: rows cut from the stream do not need the modules of tables.
+    from dali_pipes.corpus.columns import row_chunks
+    from dali_pipes.corpus.columns.row_facts import KEPT_VERSION
+
     small = [file for file in files if file.measure_rows is not None and file.size < row_chunks.LEAST_KEPT_BYTES]
     if len(small) < kept_tables.LEAST_FILES:
         return _read(files)

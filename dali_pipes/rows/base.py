@@ -10,18 +10,20 @@ import hashlib
 import json
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from dali_pipes.corpus.block_grid import BlockGrid
-from dali_pipes.documents import Pieces
-from dali_pipes.objectives.fim import FimPieces, Runs, runs_of
 from dali_pipes.rows.item_order import ItemOrder
-from dali_pipes.rows.packing import LeftOut
-from dali_pipes.rows.token_batches import TokenBatches
-from dali_pipes.rows.window_counts import WindowMark
+
+if TYPE_CHECKING:
+    from dali_pipes.corpus.block_grid import BlockGrid
+    from dali_pipes.documents import Pieces
+    from dali_pipes.objectives.fim import FimPieces, Runs
+    from dali_pipes.rows.packing import LeftOut
+    from dali_pipes.rows.token_batches import TokenBatches
+    from dali_pipes.rows.window_counts import WindowMark
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -54,19 +56,23 @@ class Rows(NamedTuple):
     starts: Int64Array
     """(R,): position of each row's first token in the corpus; -1 for a row without tokens, which has no pieces. Without
     pieces every row has tokens: those of padding rows are read, too, and their labels ignored."""
-    pieces: Pieces | None
+    pieces: "Pieces | None"
     """The pieces that rows are put together from; None where each row is one run of tokens."""
     sources: Int64Array | None = None
     """(R,): number of the source of each row, -1 for padding; None: all are of the only one."""
     passes: Int64Array | None = None
     """(R,): the pass that each row is of; None: that of the epoch."""
-    fim: FimPieces | None = None
+    fim: "FimPieces | None" = None
     """How the pieces are rearranged: they hold sentinels, too, and start where their units do; None: every piece is one
     run of tokens."""
 
-    def runs(self) -> Runs | None:
+    def runs(self) -> "Runs | None":
         """What the pieces consist of, where some are rearranged."""
-        return None if self.fim is None or self.pieces is None else runs_of(self.fim, self.pieces.lengths)
+        if self.fim is None or self.pieces is None:
+            return None
+        from dali_pipes.objectives.fim import runs_of  # with the first objective of this kind
+
+        return runs_of(self.fim, self.pieces.lengths)
 
 
 class Parts(NamedTuple):
@@ -152,14 +158,14 @@ class RowSource(Protocol):
     def key(self, pass_number: int, /) -> int | None:
         """Of the order of a pass; None without a shuffle."""
 
-    def block_grid(self) -> BlockGrid | None:
+    def block_grid(self) -> "BlockGrid | None":
         """Where the blocks of an order by blocks are in the corpus; None for another order."""
 
     def item_at(self, pass_number: int, place: int, /) -> int:
         """The first place in the order of the items that a row may be made of. Does not block for planned rows."""
 
     @property
-    def token_batches(self) -> TokenBatches | None:
+    def token_batches(self) -> "TokenBatches | None":
         """None: a place is a row. Else places are batches, whose rows `plan` returns as pieces of one row."""
 
     def count(self, pass_number: int, at_least: int | None = None, /) -> int:
@@ -174,7 +180,7 @@ class RowSource(Protocol):
     def estimate(self, pass_number: int, /) -> int:
         """Rows of a pass, as far as that can be said without planning all of it."""
 
-    def left_out(self) -> LeftOut | None:
+    def left_out(self) -> "LeftOut | None":
         """What is in no row of any pass because documents are longer than a row; None where rows lose none that way."""
 
     def plan(self, pass_number: int, places: Int64Array, parts: Parts | None = None, /) -> Rows:
@@ -201,13 +207,13 @@ class RowSource(Protocol):
     def reads(self, rows: Rows, begins: Int64Array, sizes: Int64Array, /) -> Reads:
         """What to read for planned rows, row r of them into the sizes[r] places of a buffer from begins[r] on."""
 
-    def mark(self, pass_number: int, place: int, /) -> WindowMark | None:
+    def mark(self, pass_number: int, place: int, /) -> "WindowMark | None":
         """Where in the plan a run stands that has had the rows before `place`; None where a place says it all.
 
         Does not block for rows that have been planned.
         """
 
-    def seek(self, pass_number: int, place: int, mark: WindowMark, /) -> bool:
+    def seek(self, pass_number: int, place: int, mark: "WindowMark", /) -> bool:
         """Count on from a saved mark. False if `place` cannot be there. May plan documents."""
 
     def at(self, counts: Int64Array, /) -> tuple[Int64Array, Int64Array]:

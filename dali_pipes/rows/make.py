@@ -1,29 +1,27 @@
 """From a configuration and a corpus to a row source."""
 
 from fractions import Fraction
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.config import LoaderConfig
 from dali_pipes.config.curriculum import steps_of
-from dali_pipes.config.objectives import Fim
 from dali_pipes.config.rates import places_of_changes, threshold, value_at
 from dali_pipes.corpus import Corpus
-from dali_pipes.corpus.keep import Copies, Keep
 from dali_pipes.documents import Documents, are_delimited, find_documents
 from dali_pipes.errors import ConfigError
-from dali_pipes.objectives.fim import FillInMiddle
 from dali_pipes.rows.base import RowSource
 from dali_pipes.rows.block_order import BLOCK_TOKENS
-from dali_pipes.rows.cost_balance import FEWEST_ROWS_OF_A_RANK, CostBalance
-from dali_pipes.rows.document_rows import DocumentRows, split_documents
 from dali_pipes.rows.item_order import BlockShape
-from dali_pipes.rows.length_buckets import LengthBuckets
-from dali_pipes.rows.token_batches import TokenBatches
 from dali_pipes.rows.windows import WindowCuts, WindowRows, split_windows
 from dali_pipes.runtime.messages import counted
+
+if TYPE_CHECKING:
+    from dali_pipes.corpus.keep import Copies, Keep
+    from dali_pipes.objectives.fim import FillInMiddle
+    from dali_pipes.rows.document_rows import DocumentRows
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -92,8 +90,13 @@ def _window_rows(
 
 
 def _document_rows(
-    config: LoaderConfig, corpus: Corpus, offsets: Int64Array, source: Named | None, fim: FillInMiddle | None
-) -> DocumentRows:
+    config: LoaderConfig, corpus: Corpus, offsets: Int64Array, source: Named | None, fim: "FillInMiddle | None"
+) -> "DocumentRows":
+    from dali_pipes.rows.cost_balance import CostBalance
+    from dali_pipes.rows.document_rows import DocumentRows, split_documents
+    from dali_pipes.rows.length_buckets import LengthBuckets
+    from dali_pipes.rows.token_batches import TokenBatches
+
     assert config.rows != "stream"
     part = split_documents(offsets, config.split, config.validation_fraction)
     return DocumentRows(
@@ -119,11 +122,15 @@ def _document_rows(
     )
 
 
-def _fim(config: LoaderConfig, corpus: Corpus, documents: Documents) -> FillInMiddle | None:
+def _fim(config: LoaderConfig, corpus: Corpus, documents: Documents) -> "FillInMiddle | None":
     """What is rearranged, if anything is. Blocks to look at the ids that begin and end some documents."""
-    entry = next((entry for entry in config.objectives if isinstance(entry, Fim)), None)
+    entry = next((entry for entry in config.objectives if entry.kind == "fim"), None)
     if entry is None:
         return None
+    from dali_pipes.config.objectives import Fim
+    from dali_pipes.objectives.fim import FillInMiddle
+
+    assert isinstance(entry, Fim)
     ids = entry.ids(config.tokenizer)
     most = np.iinfo(corpus.dtype).max
     if max(ids) > most:
@@ -153,7 +160,7 @@ def _lookback(config: LoaderConfig, source: Named | None) -> int | None:
     return 0 if source is not None and source.looks_back else None
 
 
-def _copies(config: LoaderConfig, keep: Keep, offsets: Int64Array, part: Int64Array) -> Copies:
+def _copies(config: LoaderConfig, keep: "Keep", offsets: Int64Array, part: Int64Array) -> "Copies":
     """How often each document of the split is read."""
     keep.check_length(len(offsets) - 1)
     first = 0 if config.split == "train" else len(offsets) - len(part)
@@ -215,8 +222,10 @@ def _too_wide(config: LoaderConfig, corpus: Corpus) -> str | None:
     )
 
 
-def _too_few_rows(config: LoaderConfig, rows: DocumentRows) -> str | None:
+def _too_few_rows(config: LoaderConfig, rows: "DocumentRows") -> str | None:
     """A warning for windows whose balanced rows are so few that the ranks of a step get rows of different cost."""
+    from dali_pipes.rows.cost_balance import FEWEST_ROWS_OF_A_RANK
+
     ranks, window = config.world_size or 1, config.window_documents
     all_rows = rows.num_documents if config.rows == "pad" else rows.num_tokens // rows.seq_len
     in_window = all_rows * window // rows.num_documents

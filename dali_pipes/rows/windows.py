@@ -11,7 +11,7 @@ stride 4, a stream of 12 tokens has two windows; the tokens after the last windo
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -21,9 +21,11 @@ from dali_pipes.documents import Pieces, pieces_of_windows
 from dali_pipes.errors import ConfigError
 from dali_pipes.rows.base import KeyedRange, Parts, Reads, Rows, kept, key_names, order_key
 from dali_pipes.rows.item_order import BlockShape, ItemOrder
-from dali_pipes.rows.packing import LeftOut
-from dali_pipes.rows.token_batches import TokenBatches
-from dali_pipes.rows.window_counts import WindowMark
+
+if TYPE_CHECKING:
+    from dali_pipes.rows.packing import LeftOut
+    from dali_pipes.rows.token_batches import TokenBatches
+    from dali_pipes.rows.window_counts import WindowMark
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -143,7 +145,7 @@ class WindowRows:
     is_uniform = True
     most_planned: int | None = None
     rearranges = False
-    token_batches: TokenBatches | None = None
+    token_batches: "TokenBatches | None" = None
 
     def __init__(
         self,
@@ -218,7 +220,7 @@ class WindowRows:
     def estimate(self, pass_number: int) -> int:
         return self._num_rows
 
-    def left_out(self) -> LeftOut | None:
+    def left_out(self) -> "LeftOut | None":
         return None
 
     def plan(self, pass_number: int, places: Int64Array, parts: Parts | None = None) -> Rows:
@@ -259,10 +261,10 @@ class WindowRows:
             lengths[~has_pieces] = 0
         return Reads(starts, lengths, begins)
 
-    def mark(self, pass_number: int, place: int) -> WindowMark | None:
+    def mark(self, pass_number: int, place: int) -> "WindowMark | None":
         return None
 
-    def seek(self, pass_number: int, place: int, mark: WindowMark) -> bool:
+    def seek(self, pass_number: int, place: int, mark: "WindowMark") -> bool:
         return False
 
     def at(self, counts: Int64Array) -> tuple[Int64Array, Int64Array]:

@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dali_pipes.errors import StateError
-from dali_pipes.loader.state_change import is_count, short
-from dali_pipes.loader.state_form import check_entries, state_of
+from dali_pipes.loader.state_form import check_entries, is_count, short, state_of
 from dali_pipes.samples.order import ItemOrder
 from dali_pipes.schedule import Position
 

@@ -17,7 +17,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,14 +25,16 @@ import numpy.typing as npt
 from dali_pipes.errors import ConfigError
 from dali_pipes.operators.permute import permute_each, preimage, splitmix64
 from dali_pipes.rows.base import PADDING, KeyedRange, Parts, Rows, order_key
-from dali_pipes.rows.document_rows import DocumentRows
 from dali_pipes.rows.item_order import SEQUENTIAL
-from dali_pipes.rows.packing import LeftOut
-from dali_pipes.rows.token_batches import TokenBatches
-from dali_pipes.rows.window_counts import WindowMark
 from dali_pipes.rows.window_lengths import Lengths, WindowLengths
 from dali_pipes.runtime.messages import counted
 from dali_pipes.schedule.interleave import Interleave
+
+if TYPE_CHECKING:
+    from dali_pipes.rows.document_rows import DocumentRows
+    from dali_pipes.rows.packing import LeftOut
+    from dali_pipes.rows.token_batches import TokenBatches
+    from dali_pipes.rows.window_counts import WindowMark
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -62,7 +64,7 @@ class Curriculum:
     """
 
     is_uniform = False
-    token_batches: TokenBatches | None = None
+    token_batches: "TokenBatches | None" = None
 
     def __init__(
         self,
@@ -71,7 +73,7 @@ class Curriculum:
         *,
         cuts: bool,
         seed: int = 0,
-        growing: DocumentRows | None = None,
+        growing: "DocumentRows | None" = None,
         first_place: Callable[[int], int] | None = None,
     ) -> None:
         self._places, self._seed, self._first_place = places, seed, first_place
@@ -239,7 +241,7 @@ class Curriculum:
     def estimate(self, epoch: int) -> int:
         return self._whole(epoch, self._places.estimate(epoch))
 
-    def left_out(self) -> LeftOut | None:
+    def left_out(self) -> "LeftOut | None":
         return self._places.left_out()
 
     def plan(self, epoch: int, places: Int64Array, parts: Parts | None = None) -> Rows:
@@ -277,10 +279,10 @@ class Curriculum:
                 rows.append(segment.row + self._in_epoch(epoch, segment, first + part))
         return [row for row in rows if row < self.count(epoch)]
 
-    def mark(self, epoch: int, place: int) -> WindowMark | None:
+    def mark(self, epoch: int, place: int) -> "WindowMark | None":
         return self._places.mark(epoch, place)
 
-    def seek(self, epoch: int, place: int, mark: WindowMark) -> bool:
+    def seek(self, epoch: int, place: int, mark: "WindowMark") -> bool:
         return self._places.seek(epoch, place, mark)
 
     def _lengths(self, epoch: int) -> list[Segment]:

@@ -8,15 +8,17 @@ a place into a source and a count, and the source turns the count into a pass an
 but what stands here, and never how many sources there are.
 """
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.rows.base import KeyedRange, Parts, Rows, RowSource
-from dali_pipes.rows.packing import LeftOut
-from dali_pipes.rows.token_batches import TokenBatches
-from dali_pipes.rows.window_counts import WindowMark
+
+if TYPE_CHECKING:
+    from dali_pipes.rows.packing import LeftOut
+    from dali_pipes.rows.token_batches import TokenBatches
+    from dali_pipes.rows.window_counts import WindowMark
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -43,7 +45,7 @@ class Interleave(Counted, Protocol):
     most_planned: int | None
 
     @property
-    def token_batches(self) -> TokenBatches | None:
+    def token_batches(self) -> "TokenBatches | None":
         """As of `RowSource`."""
 
     def count_by_now(self, epoch: int, /) -> tuple[int, bool]:
@@ -55,7 +57,7 @@ class Interleave(Counted, Protocol):
     def estimate(self, epoch: int, /) -> int:
         """Rows of an epoch, as far as that can be said without planning all of it."""
 
-    def left_out(self) -> LeftOut | None:
+    def left_out(self) -> "LeftOut | None":
         """What is in no row because documents are longer than one."""
 
     def plan(self, epoch: int, places: Int64Array, parts: Parts | None = None, /) -> Rows:
@@ -73,10 +75,10 @@ class Interleave(Counted, Protocol):
     def places_of(self, epoch: int, position: int, /) -> list[int] | None:
         """Places of the rows that read a token; None: see `RowSource`."""
 
-    def mark(self, epoch: int, place: int, /) -> WindowMark | None:
+    def mark(self, epoch: int, place: int, /) -> "WindowMark | None":
         """Where in the plan a run stands that has had the rows before `place`."""
 
-    def seek(self, epoch: int, place: int, mark: WindowMark, /) -> bool:
+    def seek(self, epoch: int, place: int, mark: "WindowMark", /) -> bool:
         """Count on from a saved mark. False if `place` cannot be there."""
 
 

@@ -17,17 +17,19 @@ import struct
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from dali_pipes.corpus.columns.row_facts import KEPT_VERSION, RowFacts, RowTotals
-from dali_pipes.corpus.columns.token_columns import TokenColumns
 from dali_pipes.corpus.data_file import Int64Array
 from dali_pipes.errors import CorpusReadError
 from dali_pipes.runtime import offset_cache, user_cache
 from dali_pipes.storage.byte_file import ByteFile, file_identity
 from dali_pipes.uris import FilePath
+
+if TYPE_CHECKING:
+    from dali_pipes.corpus.columns.row_facts import RowFacts, RowTotals
+    from dali_pipes.corpus.columns.token_columns import TokenColumns
 
 LEAST_FILES = 16
 """Fewer files are opened anew at each start, which takes milliseconds."""
@@ -41,11 +43,11 @@ _INODE = 2
 class KeptTable(NamedTuple):
     """What opening found in a table. rows, sizes: as in `RowChunks`. facts: of a small table, else None."""
 
-    columns: TokenColumns
+    columns: "TokenColumns"
     rows: list[int]
     sizes: list[int]
-    totals: RowTotals
-    facts: RowFacts | None
+    totals: "RowTotals"
+    facts: "RowFacts | None"
 
 
 class KeptTables:
@@ -90,6 +92,8 @@ class KeptTables:
         folder, _ = user_cache.cache_folder(self._files)
         if folder is None:
             return {}
+        from dali_pipes.corpus.columns.row_facts import KEPT_VERSION  # with the first table
+
         first = self._files[0]
         try:
             about = f"dali_pipes tables {KEPT_VERSION} {first.name} {file_identity(first)} {self._settings}"
@@ -128,7 +132,7 @@ class KeptPlace:
 
 
 class _Entry(NamedTuple):
-    columns: TokenColumns
+    columns: "TokenColumns"
     numbers: Int64Array
 
     @classmethod
@@ -139,6 +143,8 @@ class _Entry(NamedTuple):
         return cls(table.columns, np.concatenate([np.array(part, np.int64) for part in (few, *numbers)]))
 
     def unpack(self) -> KeptTable:
+        from dali_pipes.corpus.columns.row_facts import RowFacts, RowTotals  # with the first table
+
         chunks, documents, removed, unlearned = self.numbers[:_TOTALS].tolist()
         borders = [_TOTALS + chunks * column for column in range(4)]
         counts, rows, sizes = (self.numbers[begin : begin + chunks] for begin in borders[:3])
@@ -163,6 +169,8 @@ def _to_bytes(entries: "dict[bytes, _Entry]") -> Iterator[bytes]:
 
 def _of_bytes(path: Path) -> "dict[bytes, _Entry]":
     """The entries in a file; empty without a file, or if it is damaged."""
+    from dali_pipes.corpus.columns.token_columns import TokenColumns  # with the first table
+
     try:
         content = path.read_bytes()
     except OSError:

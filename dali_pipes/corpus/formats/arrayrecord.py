@@ -15,8 +15,6 @@ from dali_pipes.runtime.optional import optional_package
 from dali_pipes.storage.byte_file import ByteFile, file_size
 from dali_pipes.uris import Uri
 
-MAGIC = b"\x83\xaf\x70\xd1\x0d\x88\x4a\x3f"
-"""Of Riegeli, the container of ArrayRecord."""
 _MOST_OPEN = 32
 _OPTIONS = "readahead_buffer_size:0,max_parallelism:0"  # for random reads
 _FAILURES = (ValueError, RuntimeError, IndexError, OSError)  # what the package raises
@@ -75,11 +73,6 @@ class ArrayRecords:
 
 _open_lock = threading.Lock()
 _open: deque[weakref.ref[ArrayRecords]] = deque()
-
-
-def recognize(file: ByteFile, head: bytes) -> bool:
-    """Whether a file starts as these do."""
-    return head.startswith(MAGIC)
 
 
 def inspect(file: ByteFile, options: OpenOptions) -> list[DataFile]:

@@ -19,13 +19,13 @@ import numpy as np
 from dali_pipes.corpus.data_file import DataFile, Int64Array
 from dali_pipes.corpus.formats.flat import refuse_wider_ids
 from dali_pipes.corpus.formats.format import OpenOptions
+from dali_pipes.corpus.formats.marks import DATATROVE_SUFFIX
 from dali_pipes.corpus.formats.token_run import Layout, check_stated_type
 from dali_pipes.errors import CorpusFormatError, CorpusReadError
 from dali_pipes.storage.byte_file import ByteFile, file_size, open_file
 from dali_pipes.storage.fingerprint import digest_file, read_samples
 from dali_pipes.uris import FilePath
 
-SUFFIX = ".ds"
 _STORED: dict[str, np.dtype[Any]] = {"2": np.dtype("<u2"), "4": np.dtype("<u4")}
 _MOST_METADATA_BYTES = 1 << 16
 _BLOCK_ENTRIES = 1 << 20
@@ -40,7 +40,9 @@ class _Index(NamedTuple):
 def recognize(file: ByteFile, head: bytes) -> bool:
     """Whether it is a `.ds` file with an index or metadata next to it."""
     path = file.path
-    return path.suffix == SUFFIX and (file_size(_index_path(path)) is not None or _metadata_path(path) is not None)
+    return path.suffix == DATATROVE_SUFFIX and (
+        file_size(_index_path(path)) is not None or _metadata_path(path) is not None
+    )
 
 
 def inspect(file: ByteFile, options: OpenOptions) -> list[DataFile]:

@@ -5,11 +5,10 @@ A short mark can also be two ordinary token ids, so each mark of fewer than four
 
 import itertools
 import struct
-import zlib
 
 import numpy as np
 
-from dali_pipes.corpus.formats import megatron
+from dali_pipes.corpus.formats.marks import OLD_MEGATRON_MAGIC, deflate_kind
 from dali_pipes.errors import CorpusFormatError
 from dali_pipes.storage.byte_file import ByteFile
 
@@ -88,7 +87,7 @@ def _foreign_kind(file: ByteFile, head: bytes, may_be_text: bool) -> str | None:
     for mark, kind in _KNOWN_MARKS.items():
         if head.startswith(mark):
             return kind
-    if head.startswith(megatron.OLD_MAGIC):
+    if head.startswith(OLD_MEGATRON_MAGIC):
         return "an index of old fairseq or Megatron (TNTIDX)"
     if head[257:262] == b"ustar":
         return "a tar archive"
@@ -123,22 +122,6 @@ def _shard_kind(file: ByteFile, head: bytes) -> str | None:
 
 def _deflate_kind(file: ByteFile, head: bytes) -> str | None:
     return deflate_kind(head)
-
-
-def deflate_kind(head: bytes) -> str | None:
-    """How a file with this start is compressed, None for other content or other methods than gzip and zlib."""
-    if head[:3] == b"\x1f\x8b\x08":
-        name, window = "compressed with gzip", 31
-    elif head[:2] in (b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78\xda"):
-        name, window = "compressed with zlib", 15
-    else:
-        return None
-    inflater = zlib.decompressobj(window)
-    try:
-        plain = inflater.decompress(head, 1024)
-    except zlib.error:
-        return None
-    return name if plain or inflater.eof else None
 
 
 def _bzip2_kind(file: ByteFile, head: bytes) -> str | None:

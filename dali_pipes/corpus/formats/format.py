@@ -12,7 +12,7 @@ from dali_pipes.corpus.data_file import DataFile
 from dali_pipes.storage.byte_file import ByteFile
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class OpenOptions:
     """What the user set for the files of a corpus.
 
@@ -41,7 +41,7 @@ def never(file: ByteFile) -> bool:
     return False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Format:
     """One line of the registry.
 

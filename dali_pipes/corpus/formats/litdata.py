@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 from dali_pipes.corpus.data_file import DataFile, Int64Array
-from dali_pipes.corpus.discovery.shard_sets import kind_of_index
 from dali_pipes.corpus.formats.format import OpenOptions
 from dali_pipes.corpus.formats.shard_index import Entry, listed_size, read_index
 from dali_pipes.corpus.formats.token_run import Layout, check_stated_type
@@ -63,11 +62,6 @@ class _Chunk(NamedTuple):
     def num_tokens(self) -> int:
         """Ids in the chunk."""
         return (self.content_bytes - self.header_bytes) // self.stored.itemsize
-
-
-def recognize(file: ByteFile, head: bytes) -> bool:
-    """Whether it is the index of such a set."""
-    return kind_of_index(file.path) == "litdata"
 
 
 def inspect(file: ByteFile, options: OpenOptions) -> list[DataFile]:

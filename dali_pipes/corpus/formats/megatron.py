@@ -23,15 +23,14 @@ import numpy.typing as npt
 
 from dali_pipes.corpus.data_file import DataFile, Int64Array
 from dali_pipes.corpus.formats.format import OpenOptions
+from dali_pipes.corpus.formats.marks import MEGATRON_MAGIC, OLD_MEGATRON_MAGIC
 from dali_pipes.corpus.formats.megatron_extents import SequenceBlock, build_extents
 from dali_pipes.corpus.formats.token_run import check_stated_type
 from dali_pipes.errors import CorpusFormatError, CorpusReadError
-from dali_pipes.storage.byte_file import ByteFile, file_size, open_file
+from dali_pipes.storage.byte_file import ByteFile, open_file
 from dali_pipes.storage.fingerprint import digest_file, read_samples
 from dali_pipes.uris import FilePath
 
-MAGIC = b"MMIDIDX\0\0"
-OLD_MAGIC = b"TNTIDX\0\0"
 _STORED = {1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2", 9: "<u4", 10: "<u8"}
 _FLOATS = (6, 7)
 _BLOCK_ENTRIES = 1 << 20  # bounds the memory that checking an index takes, whatever its size
@@ -76,17 +75,6 @@ class MegatronIndex:
     checksums: tuple[int, int, int]
 
 
-def recognize(file: ByteFile, head: bytes) -> bool:
-    """Whether a file starts as an index does."""
-    return head.startswith(MAGIC)
-
-
-def has_index_beside(file: ByteFile) -> bool:
-    """Whether a file is one of a pair by its name; better an error that names a damaged index than junk ids."""
-    path = file.path
-    return path.suffix == ".idx" or (path.suffix == ".bin" and file_size(path.with_suffix(".idx")) is not None)
-
-
 def inspect(file: ByteFile, options: OpenOptions) -> list[DataFile]:
     """As `Format.inspect`, for the pair that a `.bin` or `.idx` belongs to."""
     if file.path.suffix not in (".bin", ".idx"):
@@ -123,12 +111,12 @@ def parse_header(file: ByteFile) -> IndexHeader:
             "empty or half written. Copy or recreate it; to read the .bin file alone, set format = 'flat' and dtype."
         )
     magic, version, code, sequences = struct.unpack("<9sQBQ", file.read(0, 26))
-    if magic.startswith(OLD_MAGIC):
+    if magic.startswith(OLD_MEGATRON_MAGIC):
         raise CorpusFormatError(
             f"{file.path}: is an index of old fairseq or Megatron (TNTIDX), which is not supported. Make the data "
             "again as an 'mmap' dataset."
         )
-    if magic != MAGIC:
+    if magic != MEGATRON_MAGIC:
         raise CorpusFormatError(
             f"{file.path}: does not start with MMIDIDX, so it is not a Megatron index. If the .bin file next to it "
             "contains only ids, set format = 'flat' and dtype."

@@ -29,6 +29,7 @@ from dali_pipes.corpus.columns.row_facts import RowTotals
 from dali_pipes.corpus.columns.token_columns import TokenColumns, choose_columns, import_pyarrow
 from dali_pipes.corpus.data_file import DataFile
 from dali_pipes.corpus.formats.format import OpenOptions
+from dali_pipes.corpus.formats.marks import PARQUET_MAGIC
 from dali_pipes.corpus.formats.parquet_footer import read_footer
 from dali_pipes.corpus.formats.token_run import check_stated_type
 from dali_pipes.errors import CorpusFormatError, CorpusReadError, DaliPipesError
@@ -38,7 +39,6 @@ from dali_pipes.storage.held_file import HeldFile
 from dali_pipes.storage.readable_file import ReadableFile
 from dali_pipes.uris import FilePath, Uri
 
-MAGIC = b"PAR1"
 ENCRYPTED_MAGIC = b"PARE"
 BATCH_BYTES = 1 << 21
 """Approximate encoded bytes of a row group that are decoded in one step: a million two-byte ids."""
@@ -107,16 +107,6 @@ class ParquetChunks:
                 yield from _read_group(_parquet_file(file) if parquet is None else parquet, chunk, names)
 
 
-def recognize(file: ByteFile, head: bytes) -> bool:
-    """Whether a file starts as these do."""
-    return head.startswith(MAGIC)
-
-
-def is_whole(file: ByteFile) -> bool:
-    """Whether it ends as these do."""
-    return file.read(max(0, file.size - len(MAGIC)), min(file.size, len(MAGIC))) == MAGIC
-
-
 def inspect(file: ByteFile, options: OpenOptions) -> list[DataFile]:
     """As `Format.inspect`. Blocks; reads the whole column if its rows have not been measured before."""
     path = file.path
@@ -171,7 +161,7 @@ def _parse(footer: bytes, options: OpenOptions) -> _Opened | None:
 def _shape(footer: bytes, token_column: str | None, use_masks: bool) -> _Shape | None:
     """What pyarrow finds in a footer without row groups; None if statistics do not count the ids, or columns next to
     them have to be read, or something is wrong, which reading the whole footer will tell."""
-    whole = b"".join((MAGIC, footer, struct.pack("<I", len(footer)), MAGIC))
+    whole = b"".join((PARQUET_MAGIC, footer, struct.pack("<I", len(footer)), PARQUET_MAGIC))
     try:
         with damage_named(Path(), "footer"):
             import pyarrow
@@ -217,7 +207,7 @@ def _parquet_file(file: ByteFile, footer: bytes | None = None) -> Any:
 
     metadata = None
     if footer is not None:
-        whole = b"".join((MAGIC, footer, struct.pack("<I", len(footer)), MAGIC))
+        whole = b"".join((PARQUET_MAGIC, footer, struct.pack("<I", len(footer)), PARQUET_MAGIC))
         metadata = parquet.read_metadata(pyarrow.BufferReader(whole))
 
     # Without pre_buffer and threads everything runs in the calling thread, so that a fork loses none.
@@ -237,7 +227,7 @@ def _read_footer(file: ByteFile) -> bytes:
             f"{path}: has an encrypted Parquet footer, which is not supported. Write it unencrypted."
         )
     length = struct.unpack_from("<I", tail)[0] if len(tail) == 8 else 0
-    if tail[4:] != MAGIC or not 0 < length <= size - 12:
+    if tail[4:] != PARQUET_MAGIC or not 0 < length <= size - 12:
         raise CorpusFormatError(
             f"{path}: does not end with the footer of a Parquet file (last bytes {tail!r} of {size:,}): it is "
             "truncated or damaged. Copy or recreate it."

@@ -4,50 +4,104 @@ Suffixes are ambiguous (`.bin` has four meanings, `.npy` two, `.arrow` two), so 
 the order of the table. A file without any mark may be foreign, which is refused by name; if not, it is ids alone.
 """
 
+from dali_pipes.corpus.data_file import DataFile
 from dali_pipes.corpus.discovery.shard_sets import kind_of_index
-from dali_pipes.corpus.formats import (
-    arrayrecord,
-    arrow,
-    datatrove,
-    flat,
-    litdata,
-    llmc,
-    mds,
-    megatron,
-    npy,
-    parquet,
-    synthetic,
-    tfrecord,
-)
+from dali_pipes.corpus.formats import flat, llmc, marks, npy, synthetic
 from dali_pipes.corpus.formats.foreign import refuse_foreign
-from dali_pipes.corpus.formats.format import Format, never
+from dali_pipes.corpus.formats.format import Format, OpenOptions, never
 from dali_pipes.errors import ConfigError, CorpusFormatError
 from dali_pipes.storage.byte_file import ByteFile
 
+# Most corpora are plain runs of ids. The modules of other formats are imported with the first such file.
+
+
+def _is_datatrove(file: ByteFile, head: bytes) -> bool:
+    if file.path.suffix != marks.DATATROVE_SUFFIX:
+        return False
+    from dali_pipes.corpus.formats import datatrove
+
+    return datatrove.recognize(file, head)
+
+
+def _inspect_mds(file: ByteFile, options: OpenOptions) -> list[DataFile]:
+    from dali_pipes.corpus.formats import mds
+
+    return mds.inspect(file, options)
+
+
+def _inspect_litdata(file: ByteFile, options: OpenOptions) -> list[DataFile]:
+    from dali_pipes.corpus.formats import litdata
+
+    return litdata.inspect(file, options)
+
+
+def _inspect_datatrove(file: ByteFile, options: OpenOptions) -> list[DataFile]:
+    from dali_pipes.corpus.formats import datatrove
+
+    return datatrove.inspect(file, options)
+
+
+def _inspect_megatron(file: ByteFile, options: OpenOptions) -> list[DataFile]:
+    from dali_pipes.corpus.formats import megatron
+
+    return megatron.inspect(file, options)
+
+
+def _inspect_parquet(file: ByteFile, options: OpenOptions) -> list[DataFile]:
+    from dali_pipes.corpus.formats import parquet
+
+    return parquet.inspect(file, options)
+
+
+def _inspect_arrow(file: ByteFile, options: OpenOptions) -> list[DataFile]:
+    from dali_pipes.corpus.formats import arrow
+
+    return arrow.inspect(file, options)
+
+
+def _inspect_arrayrecord(file: ByteFile, options: OpenOptions) -> list[DataFile]:
+    from dali_pipes.corpus.formats import arrayrecord
+
+    return arrayrecord.inspect(file, options)
+
+
+def _inspect_tfrecord(file: ByteFile, options: OpenOptions) -> list[DataFile]:
+    from dali_pipes.corpus.formats import tfrecord
+
+    return tfrecord.inspect(file, options)
+
+
 _TABLE = (
-    Format("mds", mds.recognize, mds.inspect, index="required", is_whole=never, has_columns=True, has_checksums=True),
-    Format("litdata", litdata.recognize, litdata.inspect, index="required", is_whole=never),
-    Format("datatrove", datatrove.recognize, datatrove.inspect, is_whole=never),
+    Format("mds", marks.is_mds, _inspect_mds, index="required", is_whole=never, has_columns=True, has_checksums=True),
+    Format("litdata", marks.is_litdata, _inspect_litdata, index="required", is_whole=never),
+    Format("datatrove", _is_datatrove, _inspect_datatrove, is_whole=never),
     Format("npy", npy.recognize, npy.inspect, is_whole=npy.is_whole),
-    Format("megatron", megatron.recognize, megatron.inspect, recognize_unmarked=megatron.has_index_beside),
-    Format("parquet", parquet.recognize, parquet.inspect, is_whole=parquet.is_whole, is_table=True, has_columns=True),
+    Format("megatron", marks.is_megatron, _inspect_megatron, recognize_unmarked=marks.has_index_beside),
+    Format(
+        "parquet",
+        marks.is_parquet,
+        _inspect_parquet,
+        is_whole=marks.is_whole_parquet,
+        is_table=True,
+        has_columns=True,
+    ),
     Format(
         "arrow",
-        arrow.recognize,
-        arrow.inspect,
-        is_whole=arrow.is_whole,
+        marks.is_arrow,
+        _inspect_arrow,
+        is_whole=marks.is_whole_arrow,
         index="optional",
         is_table=True,
         has_columns=True,
     ),
     Format("llmc", llmc.recognize, llmc.inspect, is_whole=llmc.is_whole),
-    Format("arrayrecord", arrayrecord.recognize, arrayrecord.inspect, has_columns=True),
+    Format("arrayrecord", marks.is_arrayrecord, _inspect_arrayrecord, has_columns=True),
     Format(
         "tfrecord",
-        tfrecord.recognize,
-        tfrecord.inspect,
-        recognize_unmarked=tfrecord.is_named,
-        is_whole=tfrecord.is_whole,
+        marks.is_tfrecord,
+        _inspect_tfrecord,
+        recognize_unmarked=marks.is_named_tfrecord,
+        is_whole=marks.is_whole_tfrecord,
         has_columns=True,
         has_checksums=True,
     ),

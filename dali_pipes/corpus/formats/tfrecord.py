@@ -9,25 +9,27 @@ Files that are compressed as a whole are refused, because their records cannot b
 """
 
 import itertools
-import re
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
 from dali_pipes.corpus.data_file import DataFile, Int64Array
-from dali_pipes.corpus.formats.foreign import deflate_kind
 from dali_pipes.corpus.formats.format import OpenOptions
+from dali_pipes.corpus.formats.marks import (
+    TFRECORD_FRAME_BYTES,
+    TFRECORD_HEADER_BYTES,
+    TFRECORD_MASK,
+    deflate_kind,
+    has_tfrecord_frame,
+)
 from dali_pipes.corpus.formats.records import inspect_records, is_kept
 from dali_pipes.errors import CorpusFormatError, CorpusReadError
 from dali_pipes.runtime import offset_cache
 from dali_pipes.storage.byte_file import ByteFile, open_file
-from dali_pipes.storage.crc32c import crc32c, crc32c_of_short
+from dali_pipes.storage.crc32c import crc32c
 from dali_pipes.storage.fingerprint import digest_content, digest_file, read_samples
 from dali_pipes.uris import FilePath
 
-HEADER_BYTES, FRAME_BYTES = 12, 16
-_NAME = re.compile(r"\.tfrecords?(?:$|[-._])", re.IGNORECASE)
-_MASK = 0xA282EAD8
 _WINDOW_BYTES = 1 << 16  # longer records are jumped over when lengths are followed
 _STREAM_BYTES = 1 << 20
 
@@ -59,41 +61,17 @@ class TFRecords:
         frames = [data[start - starts[0] : end - starts[0]] for start, end in itertools.pairwise(starts)]
         for number, frame in enumerate(frames, first):
             length = int.from_bytes(frame[:8], "little")
-            if length != len(frame) - FRAME_BYTES:
+            if length != len(frame) - TFRECORD_FRAME_BYTES:
                 raise CorpusReadError(
-                    f"{self.place(number)}: its length is {length:,} bytes, but was {len(frame) - FRAME_BYTES:,} when "
-                    "the corpus was opened: the file was modified. Open the corpus again."
+                    f"{self.place(number)}: its length is {length:,} bytes, but was "
+                    f"{len(frame) - TFRECORD_FRAME_BYTES:,} when the corpus was opened: the file was modified. "
+                    "Open the corpus again."
                 )
         return _contents(self.place, first, frames)
 
     def place(self, number: int) -> str:
         """As `Records.place`."""
         return f"{self.path}: record {number:,} at byte {self._starts[number]:,}"
-
-
-def recognize(file: ByteFile, head: bytes) -> bool:
-    """Whether a file starts with a length and its CRC, or is compressed and named as these are."""
-    return has_frame(head) or (is_named(file) and deflate_kind(head) is not None)
-
-
-def has_frame(head: bytes) -> bool:
-    """Whether the first bytes are a length and its CRC."""
-    if len(head) < HEADER_BYTES:
-        return False
-    crc = crc32c_of_short(head[:8])
-    masked = ((crc >> 15 | crc << 17) + _MASK) & 0xFFFFFFFF
-    return masked == int.from_bytes(head[8:HEADER_BYTES], "little")
-
-
-def is_named(file: ByteFile) -> bool:
-    """Whether a file is named as these are. One without records is empty, and a damaged one starts with anything."""
-    return _NAME.search(file.path.name) is not None
-
-
-def is_whole(file: ByteFile) -> bool:
-    """Whether there is a whole record at its start."""
-    head = file.read(0, min(file.size, HEADER_BYTES))
-    return has_frame(head) and int.from_bytes(head[:8], "little") <= file.size - FRAME_BYTES
 
 
 def inspect(file: ByteFile, options: OpenOptions) -> list[DataFile]:
@@ -128,10 +106,10 @@ def find_starts(file: ByteFile) -> Int64Array:
     while at < size:
         window, begin = file.read(at, min(_WINDOW_BYTES, size - at)), at
         headers: list[bytes] = []
-        while at < size and at - begin + HEADER_BYTES <= len(window):
-            header = window[at - begin : at - begin + HEADER_BYTES]
+        while at < size and at - begin + TFRECORD_HEADER_BYTES <= len(window):
+            header = window[at - begin : at - begin + TFRECORD_HEADER_BYTES]
             headers.append(header)
-            at += int.from_bytes(header[:8], "little") + FRAME_BYTES
+            at += int.from_bytes(header[:8], "little") + TFRECORD_FRAME_BYTES
             starts.append(at)
             if at > size:
                 break
@@ -160,16 +138,16 @@ def stream_records(path: FilePath, read: Callable[[int], bytes]) -> Iterator[byt
         return f"{path}: record {number:,} at byte {starts[number - 1 - done]:,}"
 
     done = 0
-    while header := read(HEADER_BYTES):
+    while header := read(TFRECORD_HEADER_BYTES):
         starts.append(at)
-        if len(header) == HEADER_BYTES and not has_frame(header):
+        if len(header) == TFRECORD_HEADER_BYTES and not has_tfrecord_frame(header):
             raise _bad_length(path, place(number), header, b"" if at else header + read(_WINDOW_BYTES))
         length = int.from_bytes(header[:8], "little")
-        rest = read(length + 4) if len(header) == HEADER_BYTES else b""
-        if len(header) + len(rest) < length + FRAME_BYTES:
+        rest = read(length + 4) if len(header) == TFRECORD_HEADER_BYTES else b""
+        if len(header) + len(rest) < length + TFRECORD_FRAME_BYTES:
             raise _truncated(place(number), len(header) + len(rest))
         frames.append(memoryview(header + rest))
-        at += length + FRAME_BYTES
+        at += length + TFRECORD_FRAME_BYTES
         number += 1
         if at - starts[0] >= _STREAM_BYTES:
             yield from _contents(place, done + 1, frames)
@@ -181,7 +159,7 @@ def stream_records(path: FilePath, read: Callable[[int], bytes]) -> Iterator[byt
 
 def _contents(place: Callable[[int], str], first: int, frames: Sequence[memoryview]) -> list[bytes]:
     """The data of frames, the first of which is record `first`."""
-    contents = [bytes(frame[HEADER_BYTES:-4]) for frame in frames]
+    contents = [bytes(frame[TFRECORD_HEADER_BYTES:-4]) for frame in frames]
     parts: list[bytes | memoryview] = [frame[:8] for frame in frames]
     bad = _differing([*parts, *contents], [*(frame[8:12] for frame in frames), *(frame[-4:] for frame in frames)])
     if bad is not None:
@@ -196,7 +174,7 @@ def _contents(place: Callable[[int], str], first: int, frames: Sequence[memoryvi
 def _differing(strings: Sequence[bytes | memoryview], recorded: Sequence[bytes | memoryview]) -> int | None:
     """The first string whose masked CRC is not the recorded one, little-endian; None if all are."""
     crcs = crc32c(strings)
-    masked = (crcs >> np.uint32(15) | crcs << np.uint32(17)) + np.uint32(_MASK)
+    masked = (crcs >> np.uint32(15) | crcs << np.uint32(17)) + np.uint32(TFRECORD_MASK)
     different = np.flatnonzero(masked != np.frombuffer(b"".join(recorded), "<u4"))
     return int(different[0]) if len(different) else None
 

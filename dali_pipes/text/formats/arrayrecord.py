@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from dali_pipes.corpus.formats.arrayrecord import MAGIC as RIEGELI_MAGIC
 from dali_pipes.corpus.formats.arrayrecord import ArrayRecords, refuse_uri
+from dali_pipes.corpus.formats.marks import ARRAYRECORD_MAGIC
 from dali_pipes.storage.byte_file import file_size
 from dali_pipes.text.documents import Document
 from dali_pipes.text.formats.record_documents import documents_of, hold_tokens
@@ -36,7 +36,7 @@ def _holds_tokens(path: FilePath, compression: Compression, has_dtype: bool) -> 
 
 
 def _is_array_record(start: FileStart) -> bool:
-    return start.head.startswith(RIEGELI_MAGIC) and not start.compression
+    return start.head.startswith(ARRAYRECORD_MAGIC) and not start.compression
 
 
 ARRAY_RECORD = TextFormat("ArrayRecord", _is_array_record, _read, holds_tokens=_holds_tokens)

@@ -11,7 +11,7 @@ from io import BufferedReader
 from typing import Any
 
 from dali_pipes.corpus.columns.token_columns import NAMES, choose_columns, import_pyarrow
-from dali_pipes.corpus.formats.arrow.messages import is_stream
+from dali_pipes.corpus.formats.marks import is_arrow_stream
 from dali_pipes.errors import CorpusFormatError, CorpusReadError
 from dali_pipes.fields import without_nulls
 from dali_pipes.storage.byte_file import open_file
@@ -184,7 +184,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _is_arrow(start: FileStart) -> bool:
-    is_marked = start.head.startswith(_ARROW_MAGIC) or is_stream(start.file, start.head)
+    is_marked = start.head.startswith(_ARROW_MAGIC) or is_arrow_stream(start.file, start.head)
     return is_marked and not start.compression
 
 

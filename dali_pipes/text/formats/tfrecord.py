@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from dali_pipes.corpus.formats import tfrecord
+from dali_pipes.corpus.formats import marks, tfrecord
 from dali_pipes.text.documents import Document
 from dali_pipes.text.formats.record_documents import documents_of, hold_tokens
 from dali_pipes.text.formats.text_format import FileStart, TextFile, TextFormat
@@ -23,7 +23,7 @@ def _holds_tokens(path: FilePath, compression: Compression, has_dtype: bool) -> 
 
 
 def _is_tfrecord(start: FileStart) -> bool:
-    return tfrecord.has_frame(start.head) or tfrecord.is_named(start.file)
+    return marks.has_tfrecord_frame(start.head) or marks.is_named_tfrecord(start.file)
 
 
 TFRECORD = TextFormat("TFRecord", _is_tfrecord, _read, holds_tokens=_holds_tokens)

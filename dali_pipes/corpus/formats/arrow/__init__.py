@@ -4,6 +4,6 @@ Ids that are neither compressed nor dictionary-encoded are read in place, like t
 everything else, a batch at a time. Files are never memory-mapped.
 """
 
-from dali_pipes.corpus.formats.arrow.batches import inspect, is_whole, recognize
+from dali_pipes.corpus.formats.arrow.batches import inspect
 
-__all__ = ["inspect", "is_whole", "recognize"]
+__all__ = ["inspect"]

@@ -12,11 +12,9 @@ from dali_pipes.corpus.data_file import DataFile, Int64Array
 from dali_pipes.corpus.formats.arrow.layout import can_be_plain, extents_of, row_lengths
 from dali_pipes.corpus.formats.arrow.messages import (
     END_OF_STREAM,
-    FILE_MAGIC,
     Message,
     Messages,
     check_claims,
-    is_stream,
     message_crc,
     read_messages,
 )
@@ -93,17 +91,6 @@ class BatchChunks:
 
     def _changed(self, how: str) -> CorpusReadError:
         return CorpusReadError(f"{self.path}: changed after the corpus was opened ({how}). Open the corpus again.")
-
-
-def recognize(file: ByteFile, head: bytes) -> bool:
-    """Whether a file starts as an Arrow file or stream does."""
-    return head.startswith(FILE_MAGIC + b"\0\0") or is_stream(file, head)
-
-
-def is_whole(file: ByteFile) -> bool:
-    """Whether it is a file, not a stream, with an end that goes with its start."""
-    tail = file.read(max(0, file.size - len(FILE_MAGIC)), min(file.size, len(FILE_MAGIC)))
-    return file.read(0, min(file.size, len(FILE_MAGIC))) == tail == FILE_MAGIC
 
 
 def inspect(file: ByteFile, options: OpenOptions) -> list[DataFile]:

@@ -12,13 +12,12 @@ import struct
 import zlib
 from typing import Any, NamedTuple
 
+from dali_pipes.corpus.formats.marks import ARROW_CONTINUATION, ARROW_MAGIC
 from dali_pipes.errors import CorpusFormatError
 from dali_pipes.storage.byte_file import ByteFile
 from dali_pipes.uris import FilePath
 
-FILE_MAGIC = b"ARROW1"
-CONTINUATION = b"\xff\xff\xff\xff"
-END_OF_STREAM = CONTINUATION + b"\0\0\0\0"
+END_OF_STREAM = ARROW_CONTINUATION + b"\0\0\0\0"
 
 _HEAD_GUESS = 1024  # bytes: most heads fit, and so cost one read
 _SCHEMA, _DICTIONARY, _BATCH = 1, 2, 3
@@ -55,17 +54,9 @@ class Messages(NamedTuple):
     dictionaries: list[list[Message]]
 
 
-def is_stream(file: ByteFile, head: bytes) -> bool:
-    """Whether a file starts with a message of Arrow IPC, as the files do that Hugging Face datasets save."""
-    if len(head) < 12 or not head.startswith(CONTINUATION):
-        return False
-    length, root = struct.unpack_from("<iI", head, 4)
-    return bool(0 < length <= file.size - 8 and length % 8 == 0 and 0 < root < length)
-
-
 def read_messages(file: ByteFile) -> Messages:
     """Find the messages of a file or stream. Blocks for a read a message. Raises CorpusFormatError if it is damaged."""
-    is_file = file.read(0, min(6, file.size)) == FILE_MAGIC
+    is_file = file.read(0, min(6, file.size)) == ARROW_MAGIC
     try:
         first, schema = _read_head(file, 8 if is_file else 0)
         if first.kind != _SCHEMA:
@@ -141,7 +132,7 @@ def _from_stream(file: ByteFile, at: int) -> list[Message]:
 def _from_footer(file: ByteFile) -> list[Message]:
     tail = file.read(max(0, file.size - 10), min(10, file.size))
     length = struct.unpack_from("<i", tail)[0] if len(tail) == 10 else 0
-    if tail[4:] != FILE_MAGIC or not 0 < length <= file.size - 18:
+    if tail[4:] != ARROW_MAGIC or not 0 < length <= file.size - 18:
         raise CorpusFormatError(
             f"{file.path}: does not end with the footer of an Arrow file (last bytes {tail!r} of {file.size:,}): it is "
             "truncated or damaged. Copy or recreate it."
@@ -172,7 +163,7 @@ def _read_head(file: ByteFile, start: int) -> tuple[Message, bytes]:
         )
     head = file.read(start, min(_HEAD_GUESS, file.size - start))
     length = struct.unpack_from("<i", head, 4)[0]
-    if head[:4] != CONTINUATION or not 0 < length <= file.size - start - 8:
+    if head[:4] != ARROW_CONTINUATION or not 0 < length <= file.size - start - 8:
         raise CorpusFormatError(
             f"{file.path}: expected an Arrow message at byte {start:,} of {file.size:,}, found {head[:8]!r}: the file "
             "is truncated, damaged or older than Arrow 0.15. Copy or recreate it."

@@ -9,6 +9,6 @@ has the number of samples of a shard; the number of ids of each sample is in the
 up once and cached. The order is that of the index.
 """
 
-from dali_pipes.corpus.formats.mds.shard_set import inspect, recognize
+from dali_pipes.corpus.formats.mds.shard_set import inspect
 
-__all__ = ["inspect", "recognize"]
+__all__ = ["inspect"]

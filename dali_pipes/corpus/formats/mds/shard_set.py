@@ -14,7 +14,6 @@ from dali_pipes.corpus.columns.row_facts import RowFacts, used_columns, with_nam
 from dali_pipes.corpus.columns.scans import ColumnScans
 from dali_pipes.corpus.columns.token_columns import LOSS_MASK
 from dali_pipes.corpus.data_file import DataFile, Int64Array, UsedColumns
-from dali_pipes.corpus.discovery.shard_sets import kind_of_index
 from dali_pipes.corpus.formats.format import OpenOptions
 from dali_pipes.corpus.formats.mds.columns import TYPE_CODES, choose_column
 from dali_pipes.corpus.formats.mds.rows import ShardRows, columns_beside, find_facts, unused_columns
@@ -54,11 +53,6 @@ class _Found(NamedTuple):
     types: list[np.dtype[Any]]
     counts: Int64Array
     starts: Int64Array | None
-
-
-def recognize(file: ByteFile, head: bytes) -> bool:
-    """Whether it is the index of such a set."""
-    return kind_of_index(file.path) == "mds"
 
 
 def inspect(file: ByteFile, options: OpenOptions) -> list[DataFile]:

@@ -6,8 +6,9 @@
 The first table is the CPU time of each part in nanoseconds a token: a clock of the thread's CPU time around functions
 of the loader, while a consumer takes batches as fast as it can. Such a clock costs below 1 us a call. Parts that are
 indented are within the one above. The second table has the copies of a block without a loader, in one thread: rows
-gathered from a map, and widened to int64 inputs and labels in one of several blocks in turn. The last line is one JSON
-line.
+gathered from a map, and widened to int64 inputs and labels in one of several blocks in turn. A loader that widens what
+it reads ahead needs three or four blocks; this one widens batches when they are asked for, in one or two. The last line
+is one JSON line.
 """
 
 import contextlib
@@ -31,22 +32,21 @@ from rich.table import Table
 from dali_pipes import TokenLoader
 from dali_pipes.engine import block_source, build
 from dali_pipes.operators.rows import widen_rows
-from dali_pipes.placement import buffers, cpu
+from dali_pipes.placement import cpu
 from dali_pipes.rows import source
 from dali_pipes.schedule import plans
 
 PARTS: dict[str, list[tuple[Any, str]]] = {
-    "reader threads": [(block_source.BlockSource, "_prepare")],
+    "reader thread": [(block_source.BlockSource, "_prepare")],
     "  plan": [(plans.PlanCache, "plan")],
-    "  placement": [(cpu.CpuPlacement, "prepare")],
-    "    read or gather": [(source.Source, "read"), (source.Source, "gathered")],
-    "    memory of the block": [(buffers.Buffers, "take")],
-    "    widen": [(cpu, "widen_rows")],
+    "  read or gather": [(source.Source, "read_rows"), (source.Source, "gathered")],
+    "trainer's thread": [],
+    "  next block": [(block_source.BlockSource, "__call__")],
+    "  widen": [(cpu, "widen_rows")],
     "  tensors": [(build, "_cut")],
-    "trainer's thread: next block": [(block_source.BlockSource, "__call__")],
 }
 BLOCKS = (1, 2, 3, 4, 6, 8)
-BLOCK_TOKENS = build.TARGET_DIRECT_BLOCK_TOKENS
+BLOCK_TOKENS = cpu._GROUP_TOKENS
 
 
 class Clock:
@@ -78,11 +78,11 @@ class Clock:
 def profile(
     corpus: Path, reads: Literal["calls", "mapped"], shape: tuple[int, int], seconds: float
 ) -> dict[str, float]:
-    """CPU nanoseconds a token: all threads, the trainer's, and parts. Two reader threads."""
+    """CPU nanoseconds a token: all threads, the trainer's, and parts. One reader thread."""
     clock, tokens = Clock(), shape[0] * shape[1]
     with clock.on_parts(), TokenLoader(
         corpus, dtype="uint16", batch_size=shape[0], seq_len=shape[1], device="cpu", quiet=True, repeat=True,
-        reads=reads, num_threads=2, prefetch_queue_depth=2,
+        reads=reads, num_threads=1, prefetch_queue_depth=2,
     ) as loader:  # fmt: skip
         batches = iter(loader)
         end = time.perf_counter() + seconds / 4
@@ -133,10 +133,10 @@ def main(
         shape = batch_size, seq_len
         parts = {reads: profile(corpus, reads, shape, seconds) for reads in ("calls", "mapped")}
         alone = {blocks: copies(corpus, seq_len, blocks, seconds / 4) for blocks in BLOCKS}
-    grid = Table(title=f"CPU ns a token, batches of {batch_size} x {seq_len}, two reader threads")
+    grid = Table(title=f"CPU ns a token, batches of {batch_size} x {seq_len}, one reader thread")
     for heading in ("part", 'reads = "calls"', 'reads = "mapped"'):
         grid.add_column(heading)
-    for name in ("all threads", *PARTS, "trainer's thread"):
+    for name in ("all threads", *PARTS):
         grid.add_row(name, *(f"{parts[reads].get(name, 0.0):.3f}" for reads in ("calls", "mapped")))
     wide_console().print(grid)
     grid = Table(title=f"CPU ns a token of the copies alone, in blocks of {BLOCK_TOKENS:,} tokens")

@@ -383,22 +383,20 @@ class BlockSource:
         """
         assert isinstance(self.placement, CpuPlacement)
         count, ahead, threads = self.placement.num_groups(rows), None, self._threads
-        assert threads is not None, "rows that were read"
-        try:
-            for number in range(count):
-                if ahead is None or ahead.cancel() or self.is_forked:
-                    made = self._group(batches, plan, rows, number, in_trainer=True)
-                else:
-                    made = threads.result(ahead)
-                ahead = None
-                if number == 0:
-                    self._begin_later()
-                if number + 1 < count:
-                    ahead = threads.submit(self._group, batches, plan, rows, number + 1)
-                yield made
-        finally:
-            if ahead is not None:
-                ahead.cancel()
+        self.check_usable()  # it may have been closed in another thread since
+        assert threads is not None, "rows were read"
+        # Without `finally`: an interrupt that met code there, when the generator is dropped, would be swallowed.
+        for number in range(count):
+            if ahead is None or ahead.cancel() or self.is_forked:
+                made = self._group(batches, plan, rows, number, in_trainer=True)
+            else:
+                made = threads.result(ahead)
+            ahead = None
+            if number == 0:
+                self._begin_later()
+            if number + 1 < count:
+                ahead = threads.submit(self._group, batches, plan, rows, number + 1)
+            yield made
 
     def _group(self, batches: Batches, plan: Plan, rows: Array, number: int, *, in_trainer: bool = False) -> list[Any]:
         """Some batches of a block of stored rows, in any thread."""

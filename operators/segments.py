@@ -217,7 +217,7 @@ def fill_segments(
 def _check_ids(
     tokens: NDArray[Any], layout: PieceLayout, num_labels: int, cross: bool, limit: int, bad: NDArray[np.int64]
 ) -> None:
-    """Count the ids outside [0, limit) in the rows, and among their labels, of which each position has so many."""
+    """Count the ids outside [0, limit) in the rows, and among their labels, `num_labels` for each position."""
     if num_labels:
         positions, behind = layout.labels_behind(num_labels, cross)
         _count_outside(tokens[behind].astype(np.int64), positions, limit, bad)

@@ -366,8 +366,8 @@ class LoaderConfig(BaseModel):
     )
     num_threads: Annotated[int, Field(gt=0, le=256)] | Auto = Field(
         "auto",
-        description="Number of threads that read ahead. `auto`: at first 2, or 1 if the process has one CPU or if "
-        "`next()` makes the batches, as for plain rows on a CPU; more while training waits for data and they help.",
+        description="Number of threads that read ahead. `auto`: at first 2, or 1 if the process has one CPU or reads "
+        "plain rows of 3 KiB or more on a CPU; more while training waits for data and they help.",
     )
     decoded_cache_bytes: int = Field(
         1 << 30,

@@ -44,8 +44,7 @@ def take_block(queue: BlockQueue, built: BuiltSource, loans: Loans | None, itera
             arrays, loan = loans.lend(arrays, built.block_bytes(batches.sizes, batches.widths), built.gpu)
         named = dict(zip(built.source.arrays, arrays, strict=True))
         assert built.cut is not None, "batches are made for a loader"
-        with built.ranges.around("batches"):
-            groups = iter((built.cut(batches._replace(arrays=named)),))
+        groups = iter((built.ranges.run("batches", built.cut, batches._replace(arrays=named)),))
     return Taken(groups, list(map(operator.mul, batches.sizes, batches.widths)), loan)
 
 

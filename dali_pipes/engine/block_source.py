@@ -7,7 +7,7 @@ that are kept and reused, so the thread that runs the pipeline, the trainer's, d
     reader threads    plan ─▶ positioned reads ─▶ range check ─▶ on the CPU: token kernels, batches ─┐
     trainer's thread      source(block number) ◀───────────────────────────────────── ready block ◀──┘
 
-Plain rows on the CPU without DALI are only read ahead: the trainer's thread makes their batches in `Block.groups`.
+Plain rows on the CPU without DALI are only read ahead: their batches are made in `Block.groups`, a few at a time.
 """
 
 import contextlib
@@ -114,7 +114,7 @@ class BlockSource:
         self._outputs, self._max_rows = outputs, max_rows
         self._plans_documents = schedule.interleave.most_planned is not None
         self._keeps_blocks, self._note = keeps_blocks, note
-        self._cut = cut if cut is None or not ranges.are_open else partial(ranges.run, "batches", cut)
+        self._cut = None if cut is None else partial(ranges.run, "batches", cut)
         self._taken: dict[int, _Made] = {}
         self._known_batches: dict[tuple[int, int], Batches] = {}
         self.autotune, self._ranges = autotune, ranges
@@ -176,8 +176,8 @@ class BlockSource:
         self.delivered += 1
         if self._keeps_blocks:
             self._taken[info.iteration] = block
-        if slot.plan is not None and slot.plan.widths is not None:
-            self._begin_later()  # its batches were made by a reader thread, not later
+        if block.stored is None:
+            self._begin_later()  # there are no batches to make first
         if last_at is not None:
             self.autotune.add(begin - asked, asked - last_at, slot.cpu_share)
         self._delivered_at = time.perf_counter()

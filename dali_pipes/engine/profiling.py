@@ -29,11 +29,6 @@ class Ranges:
     def __init__(self, open_range: Open | None = None) -> None:
         self._open = open_range
 
-    @property
-    def are_open(self) -> bool:
-        """Whether there are ranges at all."""
-        return self._open is not None
-
     def around(self, name: str) -> contextlib.AbstractContextManager[Any]:
         """A context with the range `name` around it."""
         return _NOTHING if self._open is None else self._open(f"dali_pipes: {name}")
@@ -54,8 +49,7 @@ class Ranges:
 
     def _each(self, name: str, items: Iterator[Item]) -> Iterator[Item]:
         while True:
-            with self.around(name):
-                item = next(items, _END)
+            item = self.run(name, next, items, _END)
             if item is _END:
                 return
             yield item

@@ -115,12 +115,6 @@ def range_error(
     )
 
 
-def may_be_bad(dtype: np.dtype[Any], vocab_size: int | None) -> bool:
-    """Whether `find_bad_id` may find an id of this type."""
-    lowest, highest = _range_of(dtype)
-    return lowest < 0 or highest >= (2**63 if vocab_size is None else vocab_size)
-
-
 def find_bad_id(tokens: npt.NDArray[Any], vocab_size: int | None) -> int | None:
     """Place of the first id in `tokens` (N,) that is negative or at or above `vocab_size`."""
     limit = vocab_size if vocab_size is not None else 2**63

@@ -2,7 +2,7 @@
 
 other rows    reader threads    reads ─▶ check of the ids ─▶ fields of whole blocks
 plain rows    reader threads    reads ─▶ check of the ids ─▶ rows in the type of the files
-              trainer's thread      widen, shift, label ─▶ fields of a few batches
+              any thread            widen, shift, label ─▶ fields of a few batches
 """
 
 import time
@@ -18,7 +18,7 @@ from dali_pipes.documents import Pieces, some_rows, staged
 from dali_pipes.monitoring.stats import BlockTimes, MemoryHeld
 from dali_pipes.operators.rows import widen_rows
 from dali_pipes.operators.shuffled_rows import IGNORE_INDEX
-from dali_pipes.placement.base import Slot, fields_of, may_be_bad, refuse_bad_id
+from dali_pipes.placement.base import Slot, fields_of, refuse_bad_id
 from dali_pipes.placement.buffers import Buffers, Layout, layout_of
 from dali_pipes.placement.scratch import Scratch
 from dali_pipes.rows.outputs import Outputs
@@ -32,11 +32,9 @@ _PART_TOKENS = 1 << 18
 """Tokens assembled at a time: their ids, and what is made of them, stay in the core's own cache. Each part costs about
 0.1 ms where rows are made from pieces: with half as many it took 15% longer."""
 
-
 _GROUP_TOKENS = 1 << 18
 """Tokens of the batches that are made together from stored rows, if they are more than one. With half as many,
 batches of 64K tokens came up to 15% slower, with a quarter 15% to 25%: the steps in Python cost as much as the work."""
-
 
 _GROUP_BATCHES = 32
 """The most batches that are made together: each takes microseconds, and one call of `next()` waits for all of them."""
@@ -57,11 +55,10 @@ class CpuPlacement:
     ) -> None:
         self._source, self._schedule, self._outputs, self._vocab_size = source, schedule, outputs, vocab_size
         self.is_lazy = not narrow and is_plain(source, outputs)
-        """Whether a block's rows are kept as they were read, and its fields made by `groups`."""
+        """Whether a block's rows are kept as they were read, and its fields made by `group`."""
         self._batch_rows = outputs.batch_size or 1
         batches = min(_GROUP_TOKENS // (self._batch_rows * outputs.seq_len), _GROUP_BATCHES)
         self._group_rows = self._batch_rows * max(1, batches)
-        self._checks_ids = may_be_bad(source.dtype, vocab_size)
         self._dtypes = {name: outputs.dtype(name) for name in (*outputs.from_tokens, *outputs.from_plan)}
         if narrow and not outputs.in_pieces and outputs.transforms is None:
             signed = np.dtype(np.int32 if np.can_cast(source.dtype, np.int32) else np.int64)
@@ -75,7 +72,7 @@ class CpuPlacement:
         return Slot()
 
     def prepare(self, slot: Slot, times: BlockTimes) -> None:
-        """Read the rows of the slot's plan, check their ids, and assemble the fields unless `groups` does."""
+        """Read the rows of the slot's plan, check their ids, and assemble the fields unless `group` does."""
         assert slot.plan is not None
         plan, begin = slot.plan, time.perf_counter()
         if self.is_lazy and plan.widths is None:
@@ -144,8 +141,7 @@ class CpuPlacement:
         if rows is None:
             rows = self._rows.take(layout_of({"rows": ((len(plan.row_ids), length), self._source.dtype)}))["rows"]
             self._source.read_rows(plan.starts, rows)
-        if self._checks_ids:
-            refuse_bad_id(self._source, self._schedule, plan, rows.reshape(-1), self._vocab_size)
+        refuse_bad_id(self._source, self._schedule, plan, rows.reshape(-1), self._vocab_size)
         return rows
 
     def _assembled(

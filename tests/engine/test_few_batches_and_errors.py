@@ -319,7 +319,7 @@ def test_closing_in_a_signal_handler_or_callback_of_the_same_thread(
 def test_an_error_where_the_trainer_makes_batches(
     counting: Callable[..., Any], load: Load, monkeypatch: pytest.MonkeyPatch, at: int
 ) -> None:
-    """Such as too little memory for them: the next `for` goes on behind the last good batch of the epoch."""
+    """Such as too little memory for them: the next `for` goes on after the last good batch of the epoch."""
     corpus = counting(20 * T + 1)
     order: dict[str, Any] = {"batch_size": 2, "seq_len": T}
     expected = list(epoch_batches(corpus.tokens, **order))
